@@ -1,0 +1,42 @@
+# Everything goes through make; CI calls `make test`. A fresh clone needs python3 (3.11+), make and the package registries.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help setup demo test lint format bench clean
+
+help:  ## List the targets.
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+
+# torch is installed first and by exact version, so that no other package's range can choose a build for us.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found; install Python 3.11 or later, or set PYTHON=..."; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install --quiet --editable '.[test,lint]'
+	touch $@
+
+setup: $(VENV)/.installed  ## Make .venv and install everything.
+
+demo: setup  ## Train the MNIST net with one process and with two ranks, and compare.
+	$(BIN)/lockstep demo
+
+test: setup  ## Run every test.
+	$(BIN)/python -m pytest
+
+lint: setup  ## Check style and types.
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy
+
+format: setup  ## Rewrite the code in the house style.
+	$(BIN)/ruff check --fix src tests benchmarks
+	$(BIN)/ruff format src tests benchmarks
+
+bench: setup  ## Measure speed against peers; results go to benchmarks/results.
+	$(BIN)/python -m benchmarks.run
+
+clean:  ## Remove what make made.
+	rm -rf $(VENV) .bench-venv .pytest_cache .mypy_cache .ruff_cache

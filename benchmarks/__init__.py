@@ -1,0 +1,1 @@
+"""Speed against peers and limits, as ratios within one run. Start with `python -m benchmarks.run`."""

@@ -1,0 +1,63 @@
+"""What a result was measured on: enough to judge it, nothing that names a host or a folder."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.processes import ROOT
+
+
+def describe() -> dict[str, Any]:
+    """CPU, cores, kernel, Python, and the versions that our own environment has."""
+    return {
+        "cpu": cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "versions": {name: installed(name) for name in ("lockstep", "torch", "numpy")},
+        "commit": commit(),
+    }
+
+
+def cpu_model() -> str:
+    """The name that the kernel gives the processor."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.machine()
+    names = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def load_average() -> list[float]:
+    """Load over 1, 5 and 15 minutes: what else the machine did."""
+    return [round(value, 2) for value in os.getloadavg()]
+
+
+def installed(package: str) -> str:
+    """Its version, or that it is not there."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def commit() -> str:
+    """The source that was measured, and whether it had changes that are in no commit."""
+    try:
+        name = _git("rev-parse", "--short=12", "HEAD")
+        changed = _git("status", "--porcelain", "--", "src", "benchmarks", ":!benchmarks/results")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return f"{name} with changes" if changed else name
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(
+        ["git", *words], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.strip()

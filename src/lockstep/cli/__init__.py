@@ -1,0 +1,99 @@
+"""The command line: a click group that imports a command's module only when that command runs.
+
+`lockstep --help` therefore costs little more than starting Python, and never imports torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+
+from lockstep.errors import LockstepError, RunCancelled
+
+# In the order of work. Each command lives in a module of its own: name -> (module, one-line help).
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("lockstep.cli.demo", "Train the published MNIST net with one process and with two ranks; compare."),
+    "doctor": ("lockstep.cli.doctor", "Say what this machine can do, what is missing and how to get it."),
+    "data": ("lockstep.cli.data", "List, fetch, verify and look at data sets."),
+    "models": ("lockstep.cli.models", "List the models with parameters, FLOPs and input shape."),
+    "run": ("lockstep.cli.run", "Train a recipe on a placement; a run folder comes out."),
+    "runs": ("lockstep.cli.runs", "List the runs."),
+    "show": ("lockstep.cli.show", "Show one run: results, where the time went, every rank."),
+    "verify": ("lockstep.cli.verify", "Prove that N ranks compute the same as one process."),
+    "completion": ("lockstep.cli.completion", "Print the shell completion script."),
+}
+
+EPILOG = """\b
+Examples:
+  lockstep demo
+  lockstep run ranks=2 global_batch=256 epochs=3
+  lockstep run recipe.toml optimizer.lr=0.001 --dry-run
+  lockstep verify ranks=2
+
+\b
+Exit codes: 0 done, 2 wrong input, 3 a run failed, 4 data cannot be had, 130 stopped by Ctrl-C.
+"""
+
+
+class LazyGroup(click.Group):
+    """Lists commands from the table and imports one only when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(COMMANDS[cmd_name][0])
+        command: click.Command = module.command
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f" Did you mean '{near[0]}'?" if near else " See 'lockstep --help'."
+            raise click.UsageError(f"No such command '{args[0]}'.{hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="lockstep", prog_name="lockstep")
+def cli() -> None:
+    """A lab bench for data-parallel training on PyTorch.
+
+    One command trains a recipe in any distributed way this machine offers, proves that N workers compute the
+    same as one, and shows where the time went.
+    """
+
+
+def main() -> None:
+    """Run the command line and turn every expected error into one line and an exit code."""
+    color = False if os.environ.get("NO_COLOR") else None
+    try:
+        # standalone_mode=False: we map errors to exit codes ourselves (click would exit 1 on Ctrl-C).
+        code = cli.main(standalone_mode=False, color=color)
+    except click.exceptions.Exit as error:
+        code = error.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = 2
+    except LockstepError as error:
+        click.echo(f"lockstep: {error}", err=True)
+        code = error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("lockstep: stopped", err=True)
+        code = RunCancelled.exit_code
+    except BrokenPipeError:
+        # The reader went away (`lockstep runs | head`): not an error; keep the interpreter from complaining.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,69 @@
+"""The live line of a run: in place on a terminal, plain lines in a log."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+
+from lockstep.run import Run, Spec, read_json
+
+PLAIN_EVERY_S = 10.0
+
+
+class ProgressLine:
+    """Follows a run through its folder; every line goes to stderr, so that stdout stays the command's own."""
+
+    def __init__(self, label: str = "") -> None:
+        self._tty = sys.stderr.isatty()
+        self._label = f"{label}: " if label else ""
+        self._epochs_shown = 0
+        self._next_plain = time.monotonic() + PLAIN_EVERY_S
+        self._began: tuple[float, int] | None = None
+        self._live = False
+
+    def __call__(self, run: Run, spec: Spec) -> None:
+        epochs = run.epochs()
+        for record in epochs[self._epochs_shown :]:
+            self._line(
+                f"{self._label}epoch {record['epoch']}/{spec.recipe.epochs}  train loss {record['train_loss']:.4f}  "
+                f"test accuracy {record['test_accuracy']:.2%}  {record['images_per_second']:,.0f} images/s  "
+                f"{record['train_seconds']:.1f} s"
+            )
+        self._epochs_shown = len(epochs)
+        beat = read_json(run.rank_folder(0) / "status.json")
+        text = self._text(beat, spec) if beat and "epoch" in beat else f"{self._label}starting {spec.plan.ranks} rank(s) …"
+        if self._tty:
+            width = shutil.get_terminal_size().columns - 1
+            sys.stderr.write("\r\x1b[2K" + text[:width])
+            sys.stderr.flush()
+            self._live = True
+        elif time.monotonic() >= self._next_plain:
+            self._next_plain = time.monotonic() + PLAIN_EVERY_S
+            self._line(text)
+
+    def _text(self, beat: dict[str, float], spec: Spec) -> str:
+        step, total = int(beat["step"]), spec.plan.total_steps
+        if self._began is None:
+            self._began = (time.monotonic(), step)
+        seconds, steps = time.monotonic() - self._began[0], step - self._began[1]
+        left = f"{_clock((total - step) * seconds / steps)} left" if steps > 0 else "…"
+        return (
+            f"{self._label}epoch {int(beat['epoch'])}/{spec.recipe.epochs}  step {step}/{total}  "
+            f"{beat['images_per_second']:,.0f} images/s  loss {beat['loss']:.4f}  {left}"
+        )
+
+    def _line(self, text: str) -> None:
+        self.clear()
+        print(text, file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        if self._live:
+            sys.stderr.write("\r\x1b[2K")
+            self._live = False
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

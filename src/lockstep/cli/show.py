@@ -1,0 +1,127 @@
+"""`lockstep show`: one run, its results, where the time went, every rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lockstep.cli.output import console, json_option, print_json, print_table
+from lockstep.cli.run import runs_option
+from lockstep.run import Run, runs_root
+
+EPILOG = """\b
+Examples:
+  lockstep show last
+  lockstep show 20260101-1200 --ranks
+  lockstep show runs/my-run --json
+"""
+
+
+@click.command("show", epilog=EPILOG)
+@click.argument("run", default="last")
+@runs_option
+@click.option("--ranks", is_flag=True, help="Show every rank by itself.")
+@json_option
+def command(run: str, runs: Path | None, ranks: bool, as_json: bool) -> None:
+    """Show one run (an id, the beginning of one, a folder, or 'last')."""
+    found = Run.find(run, runs_root(runs))
+    if as_json:
+        print_json(document(found))
+    else:
+        print_run(found, ranks)
+
+
+def document(run: Run) -> dict[str, Any]:
+    """All that is known of a run, as one JSON document."""
+    import msgspec
+
+    from lockstep.measure.phases import step_phases
+
+    spec, status = run.spec(), run.status()
+    return {
+        "run": str(run.folder),
+        "id": run.id,
+        **status,
+        **(run.summary() or {}),
+        "epochs": run.epochs(),
+        "plan": msgspec.to_builtins(spec.plan),
+        "recipe": msgspec.to_builtins(spec.recipe),
+        "placement": msgspec.to_builtins(spec.placement),
+        "phases": step_phases(run),
+        "ranks": [{"epochs": run.epochs(rank), **beat} for rank, beat in enumerate(run.rank_statuses())],
+        "environment": run.environment(),
+        "command": spec.command,
+        "data_origin": spec.data_origin,
+    }
+
+
+def print_run(run: Run, ranks: bool) -> None:
+    from lockstep.measure.phases import phases_line, step_phases
+
+    spec, status, summary = run.spec(), run.status(), run.summary()
+    out = console()
+    placement = spec.placement
+    out.print(f"[bold]{run.id}[/bold]  {_state(status)}")
+    out.print(
+        f"{spec.recipe.model} on {spec.recipe.data}; {placement.launcher}, {placement.hosts} host(s) x "
+        f"{placement.ranks // placement.hosts} rank(s) x {placement.threads} thread(s), {placement.backend}, {placement.strategy}"
+    )
+    out.print(spec.plan.line())
+    epochs = run.epochs()
+    if epochs:
+        print_table(
+            ["epoch", "train loss", "train acc", "test loss", "test acc", "train s", "eval s", "images/s"],
+            [
+                [str(e["epoch"]), f"{e['train_loss']:.4f}", f"{e['train_accuracy']:.2%}", f"{e['test_loss']:.4f}",
+                 f"{e['test_accuracy']:.2%}", f"{e['train_seconds']:.2f}", f"{e['eval_seconds']:.2f}", f"{e['images_per_second']:,.0f}"]
+                for e in epochs
+            ],
+            right=range(8),
+        )  # fmt: skip
+    phases = step_phases(run)
+    if phases:
+        out.print(phases_line(phases))
+    if summary:
+        out.print(f"memory: {memory_text(summary)} peak growth a rank; {_agreement(summary, spec.plan.ranks)}")
+        if summary.get("stopped_by"):
+            out.print(f"stopped by {summary['stopped_by']} after step {summary['steps']}")
+    if ranks:
+        _print_ranks(run, spec.plan.ranks)
+    out.print(f"[dim]{run.folder}[/dim]", soft_wrap=True)
+
+
+def _state(status: dict[str, Any]) -> str:
+    colour = {"done": "green", "failed": "red", "cancelled": "yellow", "stalled": "red"}.get(status["state"], "cyan")
+    cause = f": {status['cause']}" if status.get("cause") else ""
+    return f"[{colour}]{status['state']}[/{colour}]{cause}"
+
+
+def memory_text(summary: dict[str, Any]) -> str:
+    known = [value for value in summary["memory_growth_bytes"] if value is not None]
+    return f"{max(known) / 1e6:.1f} MB" if known else "unknown"
+
+
+def _agreement(summary: dict[str, Any], ranks: int) -> str:
+    if ranks == 1:
+        return "one rank"
+    return "all ranks ended with the same weights" if summary["ranks_agree"] else "[red]the ranks ended with DIFFERENT weights[/red]"
+
+
+def _print_ranks(run: Run, ranks: int) -> None:
+    from lockstep.measure.phases import rank_phases
+
+    rows = []
+    for rank in range(ranks):
+        epochs, phases = run.epochs(rank), rank_phases(run, rank)
+        last = epochs[-1] if epochs else {}
+        rows.append([
+            str(rank),
+            f"{last['train_loss']:.4f}" if last else "–",
+            f"{last['train_accuracy']:.2%}" if last else "–",
+            f"{sum(e['train_seconds'] for e in epochs):.2f}" if epochs else "–",
+            *(f"{phases[name] / 1e3:.0f}" if phases else "–" for name in ("data", "forward", "backward", "exchange", "optimizer", "other", "total")),
+        ])  # fmt: skip
+    headers = ["rank", "train loss", "train acc", "train s", "data µs", "forward µs", "backward µs", "exchange µs", "optimizer µs", "other µs", "step µs"]
+    print_table(headers, rows, right=range(len(headers)))

@@ -1,0 +1,94 @@
+"""Data sets: found, checked, and held resident for all ranks of a host.
+
+    data = open_data("mnist")
+    data.train_images.shape      # (60000, 1, 28, 28), uint8, memory-mapped, read-only
+
+Neither torch nor numpy is imported until a data set is opened.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep.data.catalog import Entry, check_name, find, known_data
+from lockstep.plugins import is_spec
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from lockstep.data.resident import Resident
+
+__all__ = ["DataSet", "Entry", "check_name", "known_data", "open_data"]
+
+
+@dataclass(frozen=True, eq=False)
+class DataSet:
+    """A data set in its resident form."""
+
+    name: str
+    classes: int
+    class_names: tuple[str, ...]
+    train_images: NDArray[np.uint8]  # (N, C, H, W), a read-only memory map
+    train_labels: NDArray[Any]  # (N,), uint8, or int64 with more than 256 classes
+    test_images: NDArray[np.uint8]
+    test_labels: NDArray[Any]
+    mean: tuple[float, ...]  # per channel, on the 0..1 scale, of the train set
+    std: tuple[float, ...]
+    origin: str  # one line: where it came from
+    folder: Path
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image."""
+        _, channels, height, width = self.train_images.shape
+        return channels, height, width
+
+
+def open_data(
+    name: str,
+    data_root: Path | None = None,
+    *,
+    scratch: Path | None = None,
+    offline: bool = False,
+    quiet: bool = False,
+) -> DataSet:
+    """Open a known data set, or a user's own as `package.module:callable` or `file.py:callable`.
+
+    A known set is looked for in `data_root`, in the cache, in system packages, at public mirrors and
+    through package managers, and prepared once under a lock however many processes ask. A user's own set is
+    laid down in `scratch`, which is to be a folder of the run. `offline` (or LOCKSTEP_OFFLINE=1) forbids
+    the network; `quiet` silences everything but warnings. Raises InputError for what the user can mend,
+    DataError when the data cannot be had.
+    """
+    # Imported here, not above: they bring numpy with them, and `lockstep --help` has no use for it.
+    from lockstep.data.voice import Voice
+
+    voice = Voice(quiet)
+    if is_spec(name):
+        from lockstep.data.userdata import open_user
+
+        found = open_user(name, scratch, voice)
+        return _data_set(found, found.meta.origin)
+    from lockstep.data.store import is_offline, open_entry
+
+    return _data_set(*open_entry(find(name), data_root, voice, is_offline(offline)))
+
+
+def _data_set(found: Resident, origin: str) -> DataSet:
+    meta, arrays = found.meta, found.arrays
+    return DataSet(
+        name=meta.name,
+        classes=len(meta.class_names),
+        class_names=tuple(meta.class_names),
+        train_images=arrays["train-images"],
+        train_labels=arrays["train-labels"],
+        test_images=arrays["test-images"],
+        test_labels=arrays["test-labels"],
+        mean=tuple(meta.mean),
+        std=tuple(meta.std),
+        origin=origin,
+        folder=found.folder,
+    )

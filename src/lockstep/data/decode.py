@@ -1,0 +1,251 @@
+"""From files as people have them to the plain parts of the catalog, and from these to arrays.
+
+Nothing here trusts its input: sizes are limited before memory is taken, archives are read member by member
+and never extracted, pickles go through `unpickle`, and every part is checked against its published
+checksum.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import struct
+import tarfile
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lockstep.data.catalog import CATALOG, Entry, Part
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_CHUNK = 1 << 20
+# A pickled batch of CIFAR-10 is 31 MB, a picture of one 23 MB; anything much larger is something else.
+_LARGEST_FILE = 128 << 20
+
+
+class Rejected(Exception):
+    """A file that cannot be used; the text says why, whoever catches it says which file."""
+
+
+def check(part: Part, content: bytes) -> None:
+    """Raise Rejected unless `content` is exactly what was published as `part`."""
+    if len(content) < part.size:
+        raise Rejected(f"truncated: {len(content):,} of {part.size:,} bytes")
+    kind, _, expected = part.digest.partition(":")
+    actual = hashlib.new(kind, content, usedforsecurity=False).hexdigest()
+    if len(content) == part.size and actual == expected:
+        return
+    owner = _owner(f"{kind}:{actual}", content)
+    if owner:
+        raise Rejected(f"this is the file of {owner}, not the one asked for")
+    if len(content) > part.size:
+        raise Rejected(f"too long: {len(content):,} bytes instead of {part.size:,}")
+    raise Rejected(f"corrupt: {kind} is {actual}, published is {expected}")
+
+
+def read_part(path: Path, part: Part, kind: str) -> bytes:
+    """The plain, checked content of a part from a file: plain, gzipped, or a pickled batch of CIFAR-10."""
+    try:
+        if path.stat().st_size > _LARGEST_FILE:
+            raise Rejected("far too large")
+        raw = path.read_bytes()
+    except OSError as error:
+        raise Rejected(f"cannot be read: {error.strerror or error}") from None
+    return plain(raw, part, kind)
+
+
+def plain(raw: bytes, part: Part, kind: str) -> bytes:
+    """Bring the bytes of a file into the plain form of `part` and check them."""
+    if raw[:2] == b"\x1f\x8b":
+        raw = _gunzip(raw, part.size)
+    if kind == "cifar" and raw[:1] == b"\x80" and len(raw) != part.size:
+        raw = _pickled_batch(raw)
+    check(part, raw)
+    return raw
+
+
+def read_archive(path: Path, parts: Iterable[Part], kind: str) -> dict[str, bytes | Rejected]:
+    """The parts found in a tar archive, by name; each is checked content, or why it is not."""
+    with path.open("rb") as stream:
+        wanted = {alias: part for part in parts for alias in file_names(part, kind)}
+        found: dict[str, bytes | Rejected] = {}
+        for name, content in members(stream, set(wanted)):
+            part = wanted[name]
+            try:
+                found[part.name] = plain(content, part, kind)
+            except Rejected as error:
+                found[part.name] = Rejected(f"{name}: {error}")
+    return found
+
+
+def members(stream: io.BufferedIOBase, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
+    """Regular files of a tar archive whose last name is wanted; nothing is ever written to disk.
+
+    A name that leaves the archive (absolute, or with `..`), a link and a device are passed over: no honest
+    archive of a data set has them.
+    """
+    try:
+        with tarfile.open(fileobj=stream, mode="r:*") as archive:
+            for member in archive:
+                steps = member.name.split("/")
+                if (
+                    not member.isreg()
+                    or member.name.startswith("/")
+                    or ".." in steps
+                    or steps[-1] not in wanted
+                ):
+                    continue
+                if member.size > _LARGEST_FILE:
+                    raise Rejected(f"{member.name}: far too large")
+                opened = archive.extractfile(member)
+                content = opened.read() if opened else b""
+                if len(content) != member.size:
+                    raise Rejected(f"truncated in {member.name}")
+                yield steps[-1], content
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        raise Rejected(f"truncated or damaged archive ({error})") from None
+
+
+def picture_rows(png: bytes, labels: bytes) -> bytes:
+    """A batch of CIFAR-10 from a picture that has one image per row, and its labels, one byte each."""
+    import numpy as np
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(png), formats=["PNG"]) as picture:
+            if picture.size != (1024, len(labels)) or picture.mode != "RGB":
+                raise Rejected(f"unexpected picture: {picture.size}, {picture.mode}")
+            pixels = np.asarray(picture)
+    except (OSError, SyntaxError, ValueError) as error:
+        raise Rejected(f"damaged picture ({error})") from None
+    batch = np.empty((len(labels), 3073), np.uint8)
+    batch[:, 0] = np.frombuffer(labels, np.uint8)
+    batch[:, 1:] = pixels.transpose(0, 2, 1).reshape(len(labels), 3072)
+    return batch.tobytes()
+
+
+def label_list(text: bytes) -> bytes:
+    """A JSON list of labels as bytes."""
+    try:
+        values = json.loads(text)
+        if not isinstance(values, list):  # bytes(5) would be five zeros
+            raise Rejected("not a list of labels")
+        return bytes(values)
+    except (ValueError, TypeError) as error:
+        raise Rejected(f"not a list of labels ({error})") from None
+
+
+def to_arrays(entry: Entry, contents: dict[str, bytes]) -> dict[str, NDArray[np.uint8]]:
+    """The four resident arrays from the plain parts, with shapes and labels checked."""
+    import numpy as np
+
+    arrays: dict[str, NDArray[np.uint8]] = {}
+    for split in ("train", "test"):
+        parts = [part for part in entry.parts if part.split == split]
+        if entry.kind == "idx":
+            for part in parts:
+                arrays[f"{split}-{part.role}"] = read_idx(contents[part.name])
+        else:
+            batches = [read_batch(contents[part.name], entry.shape) for part in parts]
+            arrays[f"{split}-images"] = np.concatenate([images for images, _ in batches])
+            arrays[f"{split}-labels"] = np.concatenate([labels for _, labels in batches])
+        count = entry.train if split == "train" else entry.test
+        images = arrays[f"{split}-images"]
+        arrays[f"{split}-images"] = images.reshape(len(images), *entry.shape) if images.size else images
+        _validate(entry, arrays, split, count)
+    return arrays
+
+
+def read_idx(content: bytes) -> NDArray[np.uint8]:
+    """An IDX file of unsigned bytes: two zero bytes, type 8, rank, sizes (big-endian), then the values."""
+    import numpy as np
+
+    if len(content) < 4 or content[:3] != b"\0\0\x08" or not 1 <= content[3] <= 4:
+        raise Rejected(f"not an IDX file of bytes (it starts with {content[:4].hex(' ') or 'nothing'})")
+    start = 4 + 4 * content[3]
+    if len(content) < start:
+        raise Rejected("truncated: the header is cut")
+    sizes = struct.unpack(f">{content[3]}I", content[4:start])
+    expected = 1
+    for size in sizes:
+        expected *= size
+    if len(content) - start != expected:
+        raise Rejected(f"the header promises {expected:,} values, the file has {len(content) - start:,}")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(sizes)
+
+
+def read_batch(content: bytes, shape: tuple[int, int, int]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Images and labels of a binary CIFAR batch: per image one byte of label, then the R, G and B planes."""
+    import numpy as np
+
+    row = 1 + shape[0] * shape[1] * shape[2]
+    if not content or len(content) % row:
+        raise Rejected(f"{len(content):,} bytes are not a whole number of images of {row:,} bytes")
+    table = np.frombuffer(content, np.uint8).reshape(-1, row)
+    return table[:, 1:].reshape(-1, *shape), table[:, 0]
+
+
+def _validate(entry: Entry, arrays: dict[str, NDArray[np.uint8]], split: str, count: int) -> None:
+    images, labels = arrays[f"{split}-images"], arrays[f"{split}-labels"]
+    if images.shape != (count, *entry.shape) or labels.shape != (count,):
+        raise Rejected(
+            f"{split}: images {images.shape}, labels {labels.shape}; expected {count} of {entry.shape}"
+        )
+    if labels.max() >= entry.classes:
+        raise Rejected(f"{split}: label {labels.max()} with only {entry.classes} classes")
+
+
+def file_names(part: Part, kind: str) -> tuple[str, ...]:
+    """The names under which people have the file of a part, most usual first."""
+    if kind == "cifar":
+        return part.name, part.name.removesuffix(".bin")
+    dotted = part.name.replace("-idx", ".idx")  # as some archives unpack it
+    return part.name, f"{part.name}.gz", dotted, f"{dotted}.gz"
+
+
+def _gunzip(raw: bytes, size: int) -> bytes:
+    """Unpack at most a little more than the part should have: a small file must not fill the memory."""
+    out = bytearray()
+    rest = raw
+    while rest:
+        unpacker = zlib.decompressobj(wbits=31)
+        try:
+            out += unpacker.decompress(rest, size + _CHUNK - len(out))
+        except zlib.error as error:
+            raise Rejected(f"damaged gzip file ({error})") from None
+        if len(out) >= size + _CHUNK:
+            break
+        if not unpacker.eof:
+            raise Rejected("truncated gzip file")
+        rest = unpacker.unused_data.lstrip(b"\0")  # a gzip file may have several members, and padding
+    return bytes(out)
+
+
+def _pickled_batch(raw: bytes) -> bytes:
+    import numpy as np
+
+    from lockstep.data.unpickle import load_batch
+
+    data, labels = load_batch(raw)
+    batch = np.empty((len(labels), 1 + data.shape[1]), np.uint8)
+    batch[:, 0] = np.frombuffer(labels, np.uint8)
+    batch[:, 1:] = data
+    return batch.tobytes()
+
+
+def _owner(digest: str, content: bytes) -> str | None:
+    """The known set that this content belongs to: MNIST and Fashion-MNIST use the same file names."""
+    for entry in CATALOG.values():
+        for part in entry.parts:
+            kind, _, expected = part.digest.partition(":")
+            if part.size == len(content) and (
+                part.digest == digest
+                or hashlib.new(kind, content, usedforsecurity=False).hexdigest() == expected
+            ):
+                return entry.name
+    return None

@@ -1,0 +1,34 @@
+"""Runs torchrun and keeps its account of a failure as a file, so that nobody has to read it out of a log.
+
+`python -m lockstep.launch.agent RUN_DIR HOST_INDEX TORCHRUN_ARGUMENTS…`
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from lockstep.errors import RunFailed
+from lockstep.process import die_with_parent
+from lockstep.run import write_atomic
+
+
+def main() -> None:
+    die_with_parent()
+    folder, host_index, words = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    try:
+        torchrun.main(words)
+    except ChildFailedError as error:
+        accounts = [
+            {"rank": rank, "exit_code": failure.exitcode, "time": failure.timestamp} for rank, failure in error.failures.items()
+        ]
+        write_atomic(folder / f"agent-{host_index}.json", {"failures": accounts})
+        sys.exit(RunFailed.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""What a run would do, in words: the bytes it exchanges, and the command for each host."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from lockstep.run import Spec
+
+
+def exchanged_bytes(spec: Spec) -> dict[str, Any]:
+    """Gradient bytes per step and rank. Counting parameters needs the model, and so torch; a few seconds."""
+    if spec.plan.ranks == 1:
+        return {"bytes_per_step": 0, "line": "one rank: nothing is exchanged"}
+    from lockstep import models
+
+    model = models.build(spec.recipe)
+    parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    payload = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    ranks = spec.plan.ranks
+    # A ring all-reduce sends every byte twice, less the part that is already in place.
+    sent = 2 * payload * (ranks - 1) // ranks
+    line = (
+        f"exchanged per step: {payload:,} bytes of gradients ({parameters:,} parameters), once per optimizer step; "
+        f"each rank sends about {sent:,} bytes (ring)"
+    )
+    return {"bytes_per_step": payload, "parameters": parameters, "sent_per_rank": sent, "line": line}
+
+
+def host_commands(words: tuple[str, ...], folder: Path, spec: Spec) -> list[str]:
+    """The command to type on each host; the folder may be shared between them or not."""
+    return [
+        shlex.join(["lockstep", "run", *words, "--runs", str(folder.parent), "--name", folder.name, "--host-index", str(host)])
+        for host in range(spec.placement.hosts)
+    ]

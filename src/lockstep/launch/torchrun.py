@@ -1,0 +1,46 @@
+"""`torchrun`: PyTorch's own launcher, on this host or on several. One command per host."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+from lockstep.errors import InputError
+from lockstep.launch.base import Start, default_environment, thread_environment
+from lockstep.placement import split_address
+from lockstep.run import Spec
+
+
+def arguments(spec: Spec, folder: Path, host_index: int) -> list[str]:
+    """What follows the word `torchrun`."""
+    placement = spec.placement
+    words = [f"--nnodes={placement.hosts}", f"--nproc-per-node={placement.ranks // placement.hosts}", "--max-restarts=0"]
+    if placement.rendezvous is None:
+        words.append("--standalone")
+    else:
+        host, port = split_address(placement.rendezvous)
+        words += [f"--node-rank={host_index}", f"--master-addr={host}", f"--master-port={port}"]
+    return [*words, "-m", "lockstep.worker", str(folder)]
+
+
+def starts(spec: Spec, folder: Path, host_index: int) -> list[Start]:
+    """torchrun itself, inside a small agent of ours that keeps its account of a failure (launch/agent.py)."""
+    argv = [sys.executable, "-m", "lockstep.launch.agent", str(folder), str(host_index), *arguments(spec, folder, host_index)]
+    return [Start(argv, thread_environment(spec.placement), default_environment(spec.placement))]
+
+
+def check_port(spec: Spec) -> None:
+    """Find out that the meeting point is taken now, not after half a minute of waiting for ranks."""
+    if spec.placement.launcher != "torchrun" or spec.placement.rendezvous is None:
+        return
+    host, port = split_address(spec.placement.rendezvous)
+    try:
+        # No SO_REUSEADDR: a port that is in use must show.
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.bind((host.strip("[]"), port))
+    except socket.gaierror:
+        raise InputError(f"rendezvous={host}:{port}: there is no host '{host}'") from None
+    except OSError as error:
+        hint = "choose another port" if error.errno == 98 else "it must be an address of the first host (--host-index 0)"
+        raise InputError(f"rendezvous={host}:{port} cannot be used: {error.strerror}; {hint}") from None

@@ -1,0 +1,55 @@
+"""Peak memory of a rank as growth over the start of training; unknown is None, never 0."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+def _status_bytes(field: str) -> int | None:
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(field + ":"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return None
+
+
+class MemoryMeter:
+    """Resident set on a CPU (by the kernel's own high-water mark), allocator peak on a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._cuda = device.type == "cuda"
+        if self._cuda:
+            import torch
+
+            torch.cuda.reset_peak_memory_stats(device)
+            self.start_bytes: int | None = torch.cuda.memory_allocated(device)
+            return
+        self.start_bytes = _status_bytes("VmRSS")
+        high_water = _status_bytes("VmHWM")
+        try:
+            # 5: reset the high-water mark, so that what was used before training (imports, decoding) does not hide it.
+            Path("/proc/self/clear_refs").write_text("5")
+            self._floor = 0
+        except OSError:
+            self._floor = high_water or 0
+
+    def growth_bytes(self) -> int | None:
+        """How far the peak since the start lies over the start; None where the system does not say."""
+        if self.start_bytes is None:
+            return None
+        if self._cuda:
+            import torch
+
+            return max(0, torch.cuda.max_memory_allocated(self._device) - self.start_bytes)
+        peak = _status_bytes("VmHWM")
+        # A mark that could not be reset and was not passed tells nothing of the training.
+        if peak is None or peak <= self._floor:
+            return None
+        return max(0, peak - self.start_bytes)

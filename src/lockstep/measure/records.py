@@ -1,0 +1,103 @@
+"""The record of every step of one rank: `steps.bin`, rows of fixed width in a memory-mapped file.
+
+A row that was written is in the page cache at once, so `kill -9` loses nothing that was measured, and writing one costs
+about a microsecond. A row counts once its `step` is not zero: that field is written last. Read it with `read_steps`,
+or with numpy alone: `numpy.fromfile(path, dtype=ROW)`.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+ROW = np.dtype(
+    [
+        ("step", "<i8"),  # 1, 2, 3, … over the whole run
+        ("epoch", "<i4"),
+        ("warmup", "<i4"),  # 1 for the first steps, while caches and allocators settle: kept, and marked
+        ("samples", "<i8"),
+        ("start_ns", "<i8"),  # perf_counter_ns: one clock for all ranks of a host
+        ("data_ns", "<i8"),
+        ("forward_ns", "<i8"),
+        ("backward_ns", "<i8"),
+        ("exchange_ns", "<i8"),  # exposed: after the last gradient was computed, before the exchange was over
+        ("optimizer_ns", "<i8"),
+        ("total_ns", "<i8"),
+        ("loss_sum", "<f8"),  # over this rank's samples
+        ("correct", "<i8"),
+    ]
+)
+PHASES = ("data", "forward", "backward", "exchange", "optimizer")
+WARMUP_STEPS = 10
+
+_HEAD = struct.Struct("<qiiqqqqqqqq")
+_STEP = struct.Struct("<q")
+
+
+class StepLog:
+    """Writes one row a step; the loss and the count of hits are written by torch, so nothing waits for them."""
+
+    def __init__(self, path: Path, rows: int, device: torch.device) -> None:
+        import torch
+
+        with path.open("w+b") as file:
+            # Reserve the whole file now: a full disk is an error here, not a SIGBUS in the middle of training.
+            os.posix_fallocate(file.fileno(), 0, max(rows, 1) * ROW.itemsize)
+            self._map = mmap.mmap(file.fileno(), 0)
+        self._path = path
+        self._rows = np.frombuffer(self._map, dtype=ROW)
+        self._settled = self.count = 0
+        loss, correct = torch.from_numpy(self._rows["loss_sum"]), torch.from_numpy(self._rows["correct"])
+        self._on_device = device.type != "cpu"
+        if self._on_device:
+            loss, correct = torch.zeros_like(loss, device=device), torch.zeros_like(correct, device=device)
+        self.loss, self.correct = loss, correct
+
+    def write(self, epoch: int, samples: int, start_ns: int, phases: list[int], total_ns: int) -> None:
+        """The row of the next step."""
+        offset = self.count * ROW.itemsize
+        self.count += 1
+        _HEAD.pack_into(self._map, offset, 0, epoch, self.count <= WARMUP_STEPS, samples, start_ns, *phases, total_ns)
+        _STEP.pack_into(self._map, offset, self.count)
+
+    def settle(self) -> None:
+        """On a GPU: bring the losses of the steps so far into the file. Waits for the device: not for every step."""
+        if self._on_device and self._settled < self.count:
+            span = slice(self._settled, self.count)
+            self._rows["loss_sum"][span] = self.loss[span].cpu().numpy()
+            self._rows["correct"][span] = self.correct[span].cpu().numpy()
+        self._settled = self.count
+
+    def mean_loss(self, last: int) -> float:
+        """The mean loss of a sample over the last steps that are in the file."""
+        rows = self._rows[max(0, self._settled - last) : self._settled]
+        samples = int(rows["samples"].sum())
+        return float(rows["loss_sum"].sum()) / samples if samples else float("nan")
+
+    def totals(self, since: int, upto: int | None = None) -> tuple[float, int, int]:
+        """Sum of losses, hits and samples of the rows from `since` on."""
+        rows = self._rows[since : self._settled if upto is None else upto]
+        return float(rows["loss_sum"].sum()), int(rows["correct"].sum()), int(rows["samples"].sum())
+
+    def close(self) -> None:
+        """Cut the file to the rows that were written."""
+        self.settle()
+        os.truncate(self._path, self.count * ROW.itemsize)
+
+
+def read_steps(path: Path) -> np.ndarray[Any, Any]:
+    """The rows written so far; reserved rows and a last row that was cut off are passed over."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return np.empty(0, dtype=ROW)
+    rows = np.frombuffer(data[: len(data) - len(data) % ROW.itemsize], dtype=ROW)
+    return rows[rows["step"] > 0]

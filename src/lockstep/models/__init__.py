@@ -1,0 +1,96 @@
+"""The published nets, and import of the user's own. Seed to weights is the same on every placement."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lockstep.errors import InputError
+from lockstep.plugins import is_spec, load_object
+from lockstep.recipe import Recipe
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Shape = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A model of the catalogue; its class is imported only when it is built."""
+
+    name: str
+    builder: str
+    shape: Shape
+    data: str
+    about: str
+
+
+CATALOGUE = {
+    info.name: info
+    for info in (
+        ModelInfo("mnist-convnet", "lockstep.models.nets:mnist_convnet", (1, 28, 28), "mnist", "document D: two small convolutions"),
+        ModelInfo("cifar-vgg", "lockstep.models.nets:cifar_vgg", (3, 32, 32), "cifar10", "document A: VGG-like, six convolutions"),
+        ModelInfo("tied-conv", "lockstep.models.nets:TiedConv", (1, 28, 28), "mnist", "document C: one convolution applied k times"),
+    )
+}
+
+
+def check_name(name: str) -> None:
+    """A model's name is in the catalogue or has the form of the user's own; InputError if neither."""
+    if name in CATALOGUE or is_spec(name):
+        return
+    near = difflib.get_close_matches(name, CATALOGUE, n=1)
+    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(CATALOGUE)}; your own: path/to/file.py:callable"
+    raise InputError(f"model={name}: no such model; {hint}")
+
+
+def build(recipe: Recipe) -> nn.Module:
+    """The recipe's model with weights that depend on nothing but the seed."""
+    import torch
+    from torch import nn
+
+    check_name(recipe.model)
+    info = CATALOGUE.get(recipe.model)
+    builder = load_object(info.builder if info else recipe.model, option="model")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        try:
+            model = builder(**recipe.model_args)
+        except TypeError as error:
+            raise InputError(f"model={recipe.model} with {recipe.model_args or 'no model_args'}: {error}") from None
+        except Exception as error:  # a user's code may raise anything; one line says where it came from
+            raise InputError(f"model={recipe.model} could not be built: {type(error).__name__}: {error}") from error
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model={recipe.model} returned {type(model).__name__}, not a torch.nn.Module")
+    if not any(p.requires_grad for p in model.parameters()):
+        raise InputError(f"model={recipe.model} has no parameters to train")
+    return model
+
+
+def check_fits(model: nn.Module, recipe: Recipe, shape: Shape, classes: int) -> None:
+    """Try two blank images: a model that cannot take the data, or answers in another shape, is named before training."""
+    import torch
+
+    size = "x".join(map(str, shape))
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            output = model(torch.zeros(2, *shape))
+    except Exception as error:
+        info = CATALOGUE.get(recipe.model)
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if info and info.shape != shape:
+            reason = f"it takes {'x'.join(map(str, info.shape))}; choose data={info.data} or another model"
+        raise InputError(f"model={recipe.model} cannot take the {size} images of data={recipe.data}: {reason}") from None
+    finally:
+        model.train(training)
+    if not isinstance(output, torch.Tensor) or output.dim() != 2 or output.shape[0] != 2:
+        what = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+        raise InputError(f"model={recipe.model} answers {what} for 2 images, not (2, classes)")
+    if output.shape[1] < classes:
+        raise InputError(
+            f"model={recipe.model} answers {output.shape[1]} classes, but data={recipe.data} has labels 0 to {classes - 1}"
+        )

@@ -1,0 +1,46 @@
+"""What a process does first: end with its parent, keep its output, stay on its cores."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+PARENT = "LOCKSTEP_PARENT_PID"
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to end us when our parent ends, so that a killed launcher leaves no rank behind (Linux)."""
+    if not sys.platform.startswith("linux"):
+        return
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # The parent may have ended before we asked.
+    expected = os.environ.get(PARENT)
+    if os.getppid() == 1 and expected not in (None, "1"):
+        os._exit(128 + signal.SIGTERM)
+
+
+def redirect_output(path: Path) -> None:
+    """Send this process's output, and that of the libraries in it, to a file of its own."""
+    with suppress(OSError):
+        with path.open("ab", buffering=0) as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+
+
+def pin(local_rank: int, local_world: int, threads: int) -> bool:
+    """Keep this rank on cores of its own; with more ranks than cores there are none, and the system decides."""
+    if not hasattr(os, "sched_setaffinity"):
+        return False
+    usable = sorted(os.sched_getaffinity(0))
+    if local_world * threads > len(usable):
+        return False
+    with suppress(OSError):
+        os.sched_setaffinity(0, usable[local_rank * threads : (local_rank + 1) * threads])
+        return True
+    return False

@@ -1,0 +1,250 @@
+"""The run folder: one run on disk, written so that a kill at any moment leaves it readable.
+
+    run.json            recipe, placement, plan, launch command, options: written once, before anything starts
+    status.json         planned, starting, running, done, failed (with the first cause), cancelled
+    environment.json    what the run ran on
+    epochs.jsonl        one line an epoch, over all ranks
+    summary.json        the totals, written at the end
+    model.pt            the trained weights (a plain state dict)
+    ranks/0000/         of each rank: steps.bin (measure/records.py), epochs.jsonl, status.json, failure.json, log.txt
+    tensorboard/        event files of each rank
+
+Small JSON files are replaced atomically; appended records tolerate a cut last line. Everything downstream only reads.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lockstep.errors import InputError, LockstepError
+from lockstep.placement import Placement, Plan
+from lockstep.recipe import Recipe
+
+FORMAT = 1
+ENDED = ("done", "failed", "cancelled")
+# A rank shows a sign of life about twice a second; one that is silent for so long is stalled (or its host is).
+STALLED_AFTER_S = 30.0
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run does beside training: neither the mathematics nor the place."""
+
+    data_root: str | None = None
+    time_limit_s: float | None = None
+    capture_gradients: bool = False
+    """Keep the gradients of the first step and the final weights as arrays (for `lockstep verify`)."""
+    save_model: bool = True
+
+
+class Spec(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is known of a run before it starts: the contents of run.json."""
+
+    format: int = FORMAT
+    id: str
+    created: float
+    lockstep: str
+    recipe: Recipe
+    placement: Placement
+    plan: Plan
+    options: Options = Options()
+    data_origin: str = ""
+    command: list[list[str]] = []
+    """The exact launch command, one list of words per process this host starts."""
+
+
+def runs_root(given: Path | None = None) -> Path:
+    """Where runs go: --runs, else LOCKSTEP_RUNS, else ./runs."""
+    return given or Path(os.environ.get("LOCKSTEP_RUNS") or "runs")
+
+
+def new_id(recipe: Recipe, placement: Placement) -> str:
+    """A readable name that sorts by time; the random tail keeps two starts in one second apart."""
+    model = recipe.model.rpartition(":")[2] if ":" in recipe.model else recipe.model
+    safe = "".join(c if c.isalnum() or c in "-_" else "-" for c in model)[:40]
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{safe}-{placement.launcher}-{placement.ranks}r-{secrets.token_hex(2)}"
+
+
+def write_atomic(path: Path, content: Any, durable: bool = True) -> None:
+    """Replace a small JSON file so that a reader sees the old one or the new one, never half."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    data = json.dumps(content, indent=1).encode()
+    with temporary.open("wb") as file:
+        file.write(data)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def append_line(path: Path, record: Mapping[str, Any]) -> None:
+    """Append one JSON line in a single write."""
+    with path.open("ab", buffering=0) as file:
+        file.write(json.dumps(record).encode() + b"\n")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON file's object, or None where it is not there or not (yet) whole."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole records of a JSONL file; a last line that was cut off is passed over."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return
+    for line in data.split(b"\n"):
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            yield value
+
+
+class Run:
+    """One run folder, for writing by its ranks and its supervisor and for reading by everyone else."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @classmethod
+    def create(cls, root: Path, spec: Spec) -> Run:
+        """Make the folder with everything that is known before the start."""
+        run = cls(root / spec.id)
+        try:
+            run.folder.mkdir(parents=True)
+            for rank in range(spec.plan.ranks):
+                run.rank_folder(rank).mkdir(parents=True)
+            run.write_spec(spec)
+            run.write_status("planned")
+        except FileExistsError:
+            raise InputError(f"run folder {run.folder} exists already: choose another --name") from None
+        except OSError as error:
+            raise folder_error(run.folder, error) from None
+        return run
+
+    @classmethod
+    def open(cls, folder: Path) -> Run:
+        run = cls(folder)
+        if not (folder / "run.json").is_file():
+            raise InputError(f"{folder} is not a run folder (it has no run.json): 'lockstep runs' lists the runs")
+        return run
+
+    @classmethod
+    def find(cls, name: str, root: Path) -> Run:
+        """A run by path, by id, by the beginning of its id, or 'last'."""
+        if (Path(name) / "run.json").is_file():
+            return cls(Path(name))
+        ids = sorted(run.folder.name for run in list_runs(root))
+        if not ids:
+            raise InputError(f"no runs in {root}: start one with 'lockstep run', or name another folder with --runs")
+        if name == "last":
+            return cls(root / ids[-1])
+        matches = [i for i in ids if i == name] or [i for i in ids if i.startswith(name)]
+        if len(matches) == 1:
+            return cls(root / matches[0])
+        if matches:
+            raise InputError(f"'{name}' fits {len(matches)} runs ({matches[0]}, {matches[1]}, …): write more of the id")
+        raise InputError(f"no run '{name}' in {root}: 'lockstep runs' lists them")
+
+    @property
+    def id(self) -> str:
+        return self.folder.name
+
+    def rank_folder(self, rank: int) -> Path:
+        return self.folder / "ranks" / f"{rank:04d}"
+
+    def write_spec(self, spec: Spec) -> None:
+        write_atomic(self.folder / "run.json", msgspec.to_builtins(spec))
+
+    def spec(self) -> Spec:
+        try:
+            return msgspec.json.decode((self.folder / "run.json").read_bytes(), type=Spec)
+        except OSError as error:
+            raise InputError(f"run {self.folder}: cannot read run.json: {error.strerror}") from None
+        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+            raise InputError(f"run {self.folder}: run.json was not written by this version of Lockstep: {error}") from None
+
+    def write_status(self, state: str, **more: Any) -> None:
+        """The run's own state; `since` lets readers show how long it has been so."""
+        write_atomic(self.folder / "status.json", {"state": state, "since": time.time(), **more})
+
+    def recorded_status(self) -> dict[str, Any]:
+        return read_json(self.folder / "status.json") or {"state": "planned"}
+
+    def status(self) -> dict[str, Any]:
+        """The state as it is now: a run whose supervisor is gone, or whose ranks are silent, is not running."""
+        status = self.recorded_status()
+        if status["state"] not in ("starting", "running"):
+            return status
+        pid, host = status.get("supervisor_pid"), status.get("host")
+        if pid and host == os.uname().nodename and not _alive(pid):
+            return {**status, "state": "failed", "cause": f"the process that watched the run (pid {pid}) is gone"}
+        beats = [beat for beat in self.rank_statuses() if "time" in beat]
+        silent = [beat for beat in beats if time.time() - beat["time"] > STALLED_AFTER_S and beat.get("state") == "running"]
+        if silent:
+            oldest = min(silent, key=lambda beat: float(beat["time"]))
+            age = time.time() - oldest["time"]
+            return {**status, "state": "stalled", "cause": f"rank {oldest['rank']} gave no sign of life for {age:.0f} s"}
+        return status
+
+    def rank_statuses(self) -> list[dict[str, Any]]:
+        """The last sign of life of every rank that gave one, in the order of ranks."""
+        folders = sorted((self.folder / "ranks").glob("[0-9]*"))
+        return [beat for folder in folders if (beat := read_json(folder / "status.json"))]
+
+    def failures(self) -> list[dict[str, Any]]:
+        folders = sorted((self.folder / "ranks").glob("[0-9]*"))
+        return [failure for folder in folders if (failure := read_json(folder / "failure.json"))]
+
+    def epochs(self, rank: int | None = None) -> list[dict[str, Any]]:
+        """The epochs over all ranks, or those of one rank."""
+        folder = self.folder if rank is None else self.rank_folder(rank)
+        return list(read_lines(folder / "epochs.jsonl"))
+
+    def summary(self) -> dict[str, Any] | None:
+        return read_json(self.folder / "summary.json")
+
+    def environment(self) -> dict[str, Any]:
+        return read_json(self.folder / "environment.json") or {}
+
+
+def list_runs(root: Path) -> list[Run]:
+    """Every run folder below `root`, oldest first."""
+    try:
+        with os.scandir(root) as entries:
+            names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    except OSError:
+        return []
+    return [Run(root / name) for name in names if (root / name / "run.json").exists()]
+
+
+def folder_error(folder: Path, error: OSError) -> LockstepError:
+    """What to tell a user whose run folder cannot be written."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return InputError(f"no room for the run in {folder.parent}: free some space, or choose another place with --runs")
+    return InputError(f"cannot write the run folder {folder}: {error.strerror}; choose another place with --runs")
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,166 @@
+"""From TOML files and key=value words to a recipe and a placement, with errors a person can act on.
+
+Recipe and placement have no key in common, so `ranks=2 global_batch=64` needs no prefix. In a file, recipe keys stand
+at the top and placement keys in the table [placement].
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lockstep.errors import InputError
+from lockstep.placement import Placement
+from lockstep.recipe import Optimizer, Recipe
+
+Tree = dict[str, Any]
+
+_RECIPE_KEYS = set(Recipe.__struct_fields__)
+_PLACEMENT_KEYS = set(Placement.__struct_fields__)
+# Tables within the recipe, with the keys they take; None: any key (it belongs to the user's own model).
+_TABLES: dict[str, set[str] | None] = {"optimizer": set(Optimizer.__struct_fields__), "model_args": None}
+
+
+def all_keys() -> list[str]:
+    """Every key that `key=value` takes, as people write it."""
+    keys = [key for key in [*Recipe.__struct_fields__, *Placement.__struct_fields__] if key not in _TABLES]
+    return keys + [f"{table}.{key}" for table, known in _TABLES.items() for key in sorted(known or ())]
+
+
+def load(files: Iterable[Path], words: Iterable[str], base: Mapping[str, Any] | None = None) -> tuple[Recipe, Placement]:
+    """Read files, then words, later ones over earlier ones; `base` holds defaults that both may change."""
+    recipe: Tree = {}
+    placement: Tree = {}
+    for key, value in (base or {}).items():
+        _put(key, value, recipe, placement)
+    for path in files:
+        _merge_file(path, recipe, placement)
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not key:
+            raise InputError(f"'{word}' is not key=value, for example global_batch=64 (nor is it a recipe file)")
+        _put(key.strip().replace("-", "_"), parse_value(text.strip()), recipe, placement)
+    return _convert(recipe, Recipe), _convert(placement, Placement)
+
+
+def parse_value(text: str) -> Any:
+    """A TOML value where it is one (numbers, true, [lists], "text"), else the text as it stands."""
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return None if text == "none" else text
+    return value if isinstance(value, bool | int | float | str | list) else text
+
+
+def as_toml(recipe: Recipe, placement: Placement) -> str:
+    """The resolved settings as a file that `lockstep run` takes again."""
+    lines = _toml_lines(msgspec.to_builtins(recipe)) + ["", "[placement]"] + _toml_lines(msgspec.to_builtins(placement))
+    return "\n".join(lines) + "\n"
+
+
+def _toml_lines(tree: Tree) -> list[str]:
+    lines = []
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            lines += [f"{key}.{line}" for line in _toml_lines(value)]
+        elif value is not None:
+            lines.append(f"{key} = {json.dumps(value, ensure_ascii=False)}")
+    return lines
+
+
+def _merge_file(path: Path, recipe: Tree, placement: Tree) -> None:
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"recipe file {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"recipe file {path} is not TOML: {error}") from None
+    try:
+        _merge(content, recipe, placement, prefix="")
+    except InputError as error:
+        raise InputError(f"{error} (in {path})") from None
+
+
+def _merge(content: Tree, recipe: Tree, placement: Tree, prefix: str) -> None:
+    for key, value in content.items():
+        if not prefix and key == "placement" and isinstance(value, dict):
+            for inner, inner_value in value.items():
+                if inner not in _PLACEMENT_KEYS:
+                    raise InputError(_unknown(inner))
+                placement[inner] = inner_value
+        elif isinstance(value, dict):
+            _merge(value, recipe, placement, prefix=f"{prefix}{key}.")
+        else:
+            _put(prefix + key, value, recipe, placement)
+
+
+def _put(key: str, value: Any, recipe: Tree, placement: Tree) -> None:
+    key = key.removeprefix("placement.").removeprefix("recipe.")
+    table, dot, inner = key.partition(".")
+    if dot and table in _TABLES and "." not in inner:
+        known = _TABLES[table]
+        if known is not None and inner not in known:
+            raise InputError(_unknown(key))
+        recipe.setdefault(table, {})[inner] = value
+    elif key in _TABLES:
+        raise InputError(f"{key}={value}: state its parts, for example {key}.{'name=adam' if key == 'optimizer' else 'k=2'}")
+    elif key in _RECIPE_KEYS:
+        recipe[key] = value
+    elif key in _PLACEMENT_KEYS:
+        placement[key] = value
+    else:
+        raise InputError(_unknown(key))
+
+
+def _unknown(key: str) -> str:
+    # People also leave out a table's name (lr) or write the common short name (batch).
+    aliases = {"batch": "global_batch", "batch_size": "global_batch", "workers": "ranks", "world_size": "ranks"}
+    keys = all_keys()
+    by_last_part = {name.rpartition(".")[2]: name for name in keys}
+    near = aliases.get(key) or by_last_part.get(key) or next(iter(difflib.get_close_matches(key, keys, n=1, cutoff=0.5)), None)
+    near = near or by_last_part.get(next(iter(difflib.get_close_matches(key, by_last_part, n=1)), ""), None)
+    return f"unknown key '{key}'" + (f": did you mean '{near}'?" if near else f": known keys are {', '.join(keys)}")
+
+
+def _convert(tree: Tree, kind: type[Any]) -> Any:
+    try:
+        return msgspec.convert(tree, kind)
+    except msgspec.ValidationError as error:
+        raise InputError(_reword(str(error), tree)) from None
+
+
+_WORDS = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "object": "a table"}
+
+
+def _reword(message: str, tree: Tree) -> str:
+    """msgspec's "Expected `int` >= 1 - at `$.epochs`" as "epochs=0: expected a whole number >= 1"."""
+    place = re.search(r" - at `\$\.(.+)`$", message)
+    key = place.group(1) if place else "?"
+    value: Any = tree
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    text = message[: place.start()] if place else message
+    text = re.sub(r", got `\w+`$", "", text)
+    text = re.sub(r"`([\w |]+)`", lambda m: " or ".join(_WORDS.get(w, w) for w in m.group(1).split(" | ") if w != "null"), text)
+    text = text[:1].lower() + text[1:]
+    if text.startswith("invalid enum value"):
+        text = f"expected one of {', '.join(_choices(key))}"
+    return f"{key}={value}: {text}"
+
+
+def _choices(key: str) -> list[str]:
+    """The values a Literal key takes, from the struct that owns it."""
+    owner: type[Any] = Optimizer if key.startswith("optimizer.") else Recipe if key in _RECIPE_KEYS else Placement
+    hint = msgspec.inspect.type_info(owner)
+    assert isinstance(hint, msgspec.inspect.StructType)
+    for field in hint.fields:
+        if field.name == key.rpartition(".")[2] and isinstance(field.type, msgspec.inspect.LiteralType):
+            return [str(value) for value in field.type.values]
+    return []

@@ -1,0 +1,347 @@
+"""The benchmark's own arithmetic and files; no peer is needed, and nothing here is timed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(
+    0, str(ROOT)
+)  # `benchmarks` is not installed; bare `pytest` does not look in the root by itself
+
+from benchmarks import environment, ours, record, rounds, stats  # noqa: E402
+from benchmarks import run as runner  # noqa: E402
+from benchmarks.peers import common, report_loop, tensor_loader  # noqa: E402
+from benchmarks.processes import ContenderFailed, parse_line, run  # noqa: E402
+from benchmarks.record import Measurement, Section, compare  # noqa: E402
+from benchmarks.rounds import Span  # noqa: E402
+from benchmarks.sections import peers  # noqa: E402
+
+MACHINE = {"cpu": "Some CPU", "versions": {"torch": "1.2.3"}, "load_at_start": [0.1, 0.2, 0.3]}
+SETTINGS = {"rounds": 2}
+
+
+def measured(name: str, seconds: list[float], loss: float = 0.5, units: int = 100) -> list[Measurement]:
+    details = {"loss": loss, "accuracy": 0.9}
+    return [
+        Measurement(number, number, name, units, wall, 2 * wall, details)
+        for number, wall in enumerate(seconds, 1)
+    ]
+
+
+def section(*groups: list[Measurement]) -> Section:
+    return Section("peers", "A title", "images", "rate", [one for group in groups for one in group])
+
+
+# Statistics
+
+
+def test_interval_covers_the_true_median_about_as_often_as_it_says() -> None:
+    generator = np.random.default_rng(1)
+    hits = 0
+    for trial in range(200):
+        interval = stats.bootstrap_interval(generator.normal(3.0, 1.0, 25), resamples=1000, seed=trial)
+        assert interval is not None
+        hits += interval[0] <= 3.0 <= interval[1]
+    assert 0.88 <= hits / 200 <= 1.0
+
+
+def test_interval_is_within_the_values_and_repeatable() -> None:
+    values = [1.0, 5.0, 2.0, 4.0, 3.0]
+    first, second = stats.bootstrap_interval(values), stats.bootstrap_interval(values)
+    assert first == second
+    assert first is not None
+    assert 1.0 <= first[0] < 3.0 < first[1] <= 5.0
+
+
+def test_one_value_has_no_interval() -> None:
+    assert stats.bootstrap_interval([2.0]) is None
+
+
+def test_ratio_is_taken_within_a_round() -> None:
+    # The machine became three times slower in round 2: the ratio must not notice.
+    assert stats.ratio_per_round({1: 2.0, 2: 6.0, 3: 9.0}, {2: 3.0, 1: 1.0}) == [2.0, 2.0]
+    assert stats.difference_per_round({1: 5.0}, {1: 3.0, 2: 1.0}) == [2.0]
+
+
+def test_relative_spread() -> None:
+    assert stats.relative_spread([2.0, 2.0]) == 0
+    assert stats.relative_spread([1.0, 1.5, 1.2]) == pytest.approx(0.5)
+    assert stats.relative_spread([1.0, float("nan")]) == float("inf")
+
+
+# Comparisons and their verdicts
+
+
+def test_speed_is_their_time_over_ours() -> None:
+    found = compare([*measured("a", [1.0, 2.0]), *measured("b", [2.0, 4.0])], "a", "b", "speed", target=1.5)
+    assert found is not None
+    assert found.values == [2.0, 2.0]
+    assert (found.median, found.interval, found.verdict) == (2.0, (2.0, 2.0), "met")
+
+
+def test_verdict_wants_the_whole_interval() -> None:
+    both = [*measured("a", [1.0] * 5), *measured("b", [1.2, 1.3, 1.6, 1.7, 1.8])]
+    speed = compare(both, "a", "b", "speed", target=1.5)
+    assert speed is not None
+    assert speed.verdict == "met by the median only"
+    missed = compare(both, "a", "b", "speed", target=1.65)
+    assert missed is not None
+    assert missed.verdict == "missed"
+
+
+def test_share_and_difference_have_upper_bounds() -> None:
+    both = [*measured("clock", [0.01], units=1), *measured("step", [2.0], units=1)]
+    share = compare(both, "clock", "step", "share", target=0.01)
+    assert share is not None
+    assert share.median == pytest.approx(0.005)
+    assert share.verdict == "met (n = 1)"
+    difference = compare(both, "step", "clock", "difference", target=1000)
+    assert difference is not None
+    assert difference.median == pytest.approx(1990)
+    assert difference.verdict == "missed"
+
+
+def test_cpu_clock_is_its_own_comparison() -> None:
+    found = compare([*measured("a", [1.0]), *measured("b", [3.0])], "a", "b", "speed", "cpu")
+    assert found is not None
+    assert found.values == [3.0]
+    assert found.verdict == ""
+
+
+def test_no_common_round_is_no_comparison() -> None:
+    assert compare(measured("a", [1.0]), "a", "absent", "speed") is None
+
+
+# Files
+
+
+def test_writer_keeps_every_raw_value_in_order(tmp_path: Path) -> None:
+    one = section(measured("lockstep", [1.0, 1.1]), measured("peer", [2.0, 2.3]))
+    found = compare(one.measurements, "lockstep", "peer", "speed", target=1.5)
+    assert found is not None
+    one.comparisons.append(found)
+    table = record.write(tmp_path / "results", "2000-01-01-peers", one, MACHINE, SETTINGS)
+    document = json.loads((tmp_path / "results" / "2000-01-01-peers.json").read_text())
+    assert [m["wall_seconds"] for m in document["measurements"]] == [1.0, 1.1, 2.0, 2.3]
+    assert document["machine"] == MACHINE
+    assert document["comparisons"][0]["verdict"] == "met"
+    assert document["comparisons"][0]["values"] == pytest.approx([2.0, 2.3 / 1.1])
+    assert table.name == "2000-01-01-peers.md"
+
+
+def test_markdown_has_contenders_comparisons_and_machine() -> None:
+    one = section(measured("lockstep", [0.01, 0.02]), measured("peer", [0.02, 0.04]))
+    found = compare(one.measurements, "lockstep", "peer", "speed", target=1.5)
+    assert found is not None
+    one.comparisons.append(found)
+    text = record.as_markdown(one, MACHINE, SETTINGS)
+    assert "| lockstep | 7,500 | 5,000 | 10,000 | 3,750 | 2 | 0.500000 | 90.00% |" in text
+    assert "| lockstep times the speed of peer | wall | 2.00 | 2.00 to 2.00 | 2 | ≥ 1.50 | met |" in text
+    assert "- load at start: 0.1, 0.2, 0.3" in text
+    assert "- versions: torch 1.2.3" in text
+    assert "not valid" not in text
+    widths = {line.count("|") for line in text.splitlines() if line.startswith("| lockstep |")}
+    assert widths == {text.splitlines()[2].count("|")}
+
+
+def test_markdown_says_when_figures_are_not_valid() -> None:
+    one = section(measured("lockstep", [1.0]))
+    one.refuse("a reason")
+    text = record.as_markdown(one, MACHINE, SETTINGS)
+    assert "**These figures are not valid: see the notes.**" in text
+    assert "- Not valid: a reason" in text
+
+
+# Rounds
+
+
+def test_every_round_has_every_contender_in_a_shuffled_order() -> None:
+    contenders = {name: lambda: Span(1, 1.0, 1.0, {}) for name in "abcdef"}
+    outcome = rounds.interleave("test", contenders, rounds=4, seed=3)
+    orders = [[m.contender for m in outcome.measurements if m.round == number] for number in range(1, 5)]
+    assert all(sorted(order) == list("abcdef") for order in orders)
+    assert len({tuple(order) for order in orders}) > 1
+    assert [m.order for m in outcome.measurements] == list(range(1, 25))
+    again = rounds.interleave("test", contenders, rounds=4, seed=3)
+    assert [m.contender for m in again.measurements] == [m.contender for m in outcome.measurements]
+
+
+def test_a_contender_that_fails_is_left_out_and_the_others_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> Span:
+        raise ContenderFailed("exit code 1")
+
+    outcome = rounds.interleave("test", {"good": lambda: Span(1, 1.0, 1.0, {}), "bad": fail}, rounds=3)
+    assert [m.contender for m in outcome.measurements] == ["good"] * 3
+    assert outcome.failures == {"bad": "exit code 1"}
+    assert "bad failed and is left out" in capsys.readouterr().err
+
+
+# Checks of the peers' section
+
+
+def test_equal_losses_are_valid_and_different_ones_are_not() -> None:
+    good = section(measured("a", [1.0], loss=0.30001), measured("b", [1.0], loss=0.30002))
+    peers.check_mathematics(good)
+    assert good.valid
+    bad = section(measured("a", [1.0], loss=0.300), measured("b", [1.0], loss=0.301))
+    peers.check_mathematics(bad)
+    assert not bad.valid
+
+
+def test_different_numbers_of_images_are_not_valid() -> None:
+    uneven = section(measured("a", [1.0], units=100), measured("b", [1.0], units=200))
+    peers.check_mathematics(uneven)
+    assert not uneven.valid
+
+
+def test_another_torch_is_not_valid() -> None:
+    one = section(measured("lockstep", [1.0]))
+    versions = {"versions": {"torch": "1.0"}, "loss": 0.5}
+    one.measurements.append(Measurement(2, 1, "peer", 100, 1.0, 1.0, versions))
+    peers.check_versions(one, "1.0")
+    assert one.valid
+    peers.check_versions(one, "2.0")
+    assert not one.valid
+
+
+# The command line
+
+
+def test_default_runs_everything_and_is_no_trial() -> None:
+    settings, sections, folder, trial = runner.parse([])
+    assert sections == ["peers", "scaling", "instrumentation", "start"]
+    assert (settings.repeats, settings.samples, trial) == (5, None, False)
+    assert folder.name == "results"
+    assert list(peers.select(settings)) == list(peers.PEERS)
+
+
+def test_only_takes_sections_and_contenders() -> None:
+    settings, sections, _, trial = runner.parse(["--only", "lightning,start", "--quick"])
+    assert sections == ["peers", "start"]
+    assert (settings.repeats, settings.samples, trial) == (2, 3200, True)
+    assert list(peers.select(settings)) == ["lightning"]
+    assert not settings.chosen("lockstep")
+
+
+@pytest.mark.parametrize("words", [["--only", "nonsense"], ["--repeats", "0"], ["--samples", "many"]])
+def test_bad_words_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        runner.parse(words)
+    assert stop.value.code == 2
+    assert words[0] in capsys.readouterr().err
+
+
+def test_a_failing_process_is_an_error_without_a_path() -> None:
+    with pytest.raises(ContenderFailed, match=r"^exit code 3$"):
+        run([sys.executable, "-c", "raise SystemExit(3)"])
+    with pytest.raises(ContenderFailed, match=r"^absent is not installed$"):
+        run(["/no/such/absent"])
+
+
+def test_json_is_read_from_the_last_line() -> None:
+    assert parse_line('chatter\n{"images": 1}\n') == {"images": 1}
+    for text in ("", "chatter\n", "[1]\n"):
+        with pytest.raises(ContenderFailed):
+            parse_line(text)
+
+
+# Our own command line
+
+
+def stub(folder: Path, document: object) -> str:
+    """A stand-in for `lockstep` that prints a document and keeps the words it was given."""
+    script = folder / "lockstep"
+    words = f"import sys; open({str(folder / 'words')!r}, 'w').write(' '.join(sys.argv[1:]))"
+    script.write_text(
+        f"#!{sys.executable}\n{words}\nprint({json.dumps(json.dumps(document))})\n", encoding="utf-8"
+    )
+    script.chmod(0o755)
+    return str(script)
+
+
+def test_adapter_states_the_job_and_reads_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    epochs = [{"train_loss": 0.25, "train_accuracy": 0.9, "test_accuracy": 0.8}]
+    document = {"train_seconds": 2.0, "train_cpu_seconds": 1.9, "train_images": 640, "epochs": epochs}
+    path = stub(tmp_path, document)
+    monkeypatch.setattr(ours, "executable", lambda: path)
+    assert ours.train(32, 1, 1, 640, None) == Span(640, 2.0, 1.9, {"loss": 0.25, "accuracy": 0.9})
+    words = (tmp_path / "words").read_text().split()
+    assert words[0] == "run"
+    assert {"global_batch=32", "ranks=1", "threads=1", "shuffle=false", "seed=123", "train_limit=640"} <= set(
+        words
+    )
+
+
+def test_adapter_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = stub(tmp_path, {"epochs": [{}]})
+    monkeypatch.setattr(ours, "executable", lambda: path)
+    with pytest.raises(ContenderFailed, match="train_images"):
+        ours.train(32, 1, 1, None, None)
+
+
+# The peers' requirements and their mathematics
+
+
+def test_requirements_are_exact_and_have_our_torch() -> None:
+    lines = environment.REQUIREMENTS.read_text(encoding="utf-8").splitlines()
+    packages = [line for line in lines if line and not line.startswith("#")]
+    assert packages[0].startswith("torch==")
+    assert all("==" in line for line in packages)
+    own = environment.pins((ROOT / "constraints.txt").read_text(encoding="utf-8"))
+    theirs = environment.pins("\n".join(lines))
+    assert theirs["torch"] == own["torch"]
+    assert theirs["lightning"].startswith("2.6.")
+    assert theirs["accelerate"].startswith("1.15.")
+
+
+@pytest.fixture
+def samples() -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(5)
+    images = generator.integers(0, 256, (72, 1, 28, 28), dtype=np.uint8)
+    return images, generator.integers(0, 10, 72, dtype=np.uint8)
+
+
+def test_per_sample_transforms_equal_the_resident_tensors(samples: tuple[np.ndarray, np.ndarray]) -> None:
+    images, labels = samples
+    pictures, resident = common.Pictures(images, labels), common.normalised(images)
+    for index in (0, 7, 71):
+        image, label = pictures[index]
+        assert torch.equal(image, resident[index])
+        assert label == labels[index]
+    assert resident.min() == -1.0
+    assert resident.max() == 1.0
+
+
+def test_net_has_the_published_size_and_a_fixed_start() -> None:
+    first, second = common.build_net(common.Options()), common.build_net(common.Options(channels_last=True))
+    assert sum(p.numel() for p in first.parameters()) == 4266
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+def test_loops_agree_and_count_a_partial_last_batch(samples: tuple[np.ndarray, np.ndarray]) -> None:
+    images, labels = samples  # 72 samples: two batches of 32 and one of 8
+    report = report_loop.train(images, labels, common.Options())
+    variants = [
+        common.Options(),
+        common.Options(per_sample_transforms=True),
+        common.Options(fused_adam=True, channels_last=True),
+    ]
+    for options in variants:
+        other = tensor_loader.train(images, labels, options)
+        assert other.loss == pytest.approx(report.loss, rel=1e-5)
+        assert other.accuracy == report.accuracy
+        assert other.seconds > 0
+
+
+def test_data_of_another_shape_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "train-images.npy", np.zeros((4, 28, 28), np.uint8))
+    np.save(tmp_path / "train-labels.npy", np.zeros(4, np.uint8))
+    with pytest.raises(SystemExit, match="wanted uint8"):
+        common.read_data(tmp_path, None)
