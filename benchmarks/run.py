@@ -27,6 +27,7 @@ SECTIONS: dict[str, Callable[[Settings], record.Section]] = {
 RESULTS = ROOT / "benchmarks" / "results"
 QUICK = {"repeats": 2, "samples": 3200}
 DEFAULT_REPEATS = 5
+QUIET_LOAD = 0.5
 
 
 def parse(words: Sequence[str] | None = None) -> tuple[Settings, list[str], Path, bool]:
@@ -83,6 +84,7 @@ def main(words: Sequence[str] | None = None) -> int:
     now = datetime.datetime.now(datetime.UTC)
     described = {"date": now.strftime("%Y-%m-%d %H:%M UTC"), **machine.describe()}
     valid = True
+    load_before = machine.load_average()[0]
     for name in sections:
         load = machine.load_average()
         try:
@@ -91,6 +93,10 @@ def main(words: Sequence[str] | None = None) -> int:
             print(f"[{name}] not measured: {error}", file=sys.stderr)
             valid = False
             continue
+        if load_before > QUIET_LOAD:
+            section.notes.append(
+                f"The load was {load_before} before anything was measured: not a quiet machine."
+            )
         on = {**described, "load_at_start": load, "load_at_end": machine.load_average()}
         chosen = {
             "rounds": max((one.round for one in section.measurements), default=0),

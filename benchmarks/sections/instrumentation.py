@@ -51,4 +51,4 @@ def clock_span() -> Span:
 def step_span(samples: int | None) -> Span:
     """A whole step of D's job as Lockstep trains it."""
     images = ours.train(BATCH, 1, 1, samples, last_core())
-    return Span(-(-images.units // BATCH), images.wall_seconds, images.cpu_seconds, images.details)
+    return Span(-(-images.units // BATCH), images.wall_seconds, images.cpu_seconds, {})

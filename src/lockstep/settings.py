@@ -93,7 +93,8 @@ def _merge(content: Tree, recipe: Tree, placement: Tree, prefix: str) -> None:
         if not prefix and key == "placement" and isinstance(value, dict):
             for inner, inner_value in value.items():
                 if inner not in _PLACEMENT_KEYS:
-                    raise InputError(_unknown(inner))
+                    where = " in [placement]: it is a recipe key, and stands above that table" if inner in _RECIPE_KEYS else ""
+                    raise InputError(f"unknown key '{inner}'{where}" if where else _unknown(inner))
                 placement[inner] = inner_value
         elif isinstance(value, dict):
             _merge(value, recipe, placement, prefix=f"{prefix}{key}.")

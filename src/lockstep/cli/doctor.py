@@ -1,0 +1,134 @@
+"""`lockstep doctor`: what this machine can do, what is missing, and how to get it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lockstep.cli.output import console, json_option, note, print_json
+from lockstep.cli.run import runs_option
+
+EPILOG = """\b
+Examples:
+  lockstep doctor
+  lockstep doctor --json
+"""
+
+COLOURS = {"ok": "green", "missing": "yellow", "problem": "red"}
+
+
+@click.command("doctor", epilog=EPILOG)
+@runs_option
+@json_option
+def command(runs: Path | None, as_json: bool) -> None:
+    """Say what this machine can do, what is missing and how to get it."""
+    if not as_json:
+        note("looking around (torch takes two seconds to start) …")
+    findings = [*_machine(), *_torch(), *_launchers(), *_data(), *_folders(runs)]
+    areas = list(dict.fromkeys(finding["area"] for finding in findings))
+    findings.sort(key=lambda finding: areas.index(finding["area"]))
+    if as_json:
+        print_json(findings)
+        return
+    out = console()
+    area = None
+    for finding in findings:
+        if finding["area"] != area:
+            area = finding["area"]
+            out.print(f"[bold]{area}[/bold]")
+        fix = f"  [dim]→ {finding['fix']}[/dim]" if finding["fix"] else ""
+        colour = COLOURS[finding["state"]]
+        out.print(f"  [{colour}]{finding['state']:<8}[/{colour}] {finding['what']}{fix}", soft_wrap=True)
+
+
+def _finding(area: str, state: str, what: str, fix: str = "") -> dict[str, Any]:
+    return {"area": area, "state": state, "what": what, "fix": fix}
+
+
+def _machine() -> list[dict[str, Any]]:
+    from lockstep.measure.environment import machine
+
+    seen = machine()
+    memory = f"{seen['memory_bytes'] / 2**30:.1f} GiB" if seen["memory_bytes"] else "unknown"
+    cores, load = seen["cores_usable"], seen["load_1min"] or 0.0
+    found = [
+        _finding("machine", "ok", f"{seen['cpu']}, {cores} of {seen['cores_machine']} cores usable, {memory}, {seen['system']}"),
+    ]
+    if load > 0.5 * cores:
+        found.append(_finding("machine", "problem", f"load {load:.1f} on {cores} cores", "timings will be noisy: end other work"))
+    else:
+        found.append(_finding("machine", "ok", f"load {load:.1f}: quiet enough to measure"))
+    if hasattr(os, "sched_setaffinity"):
+        found.append(_finding("machine", "ok", "ranks can be pinned to cores"))
+    else:
+        found.append(_finding("machine", "missing", "ranks cannot be pinned on this system", "timings may vary more"))
+    threads = os.environ.get("OMP_NUM_THREADS")
+    if threads:
+        found.append(_finding("machine", "ok", f"OMP_NUM_THREADS={threads} in your shell; runs set it themselves, from threads="))
+    found.append(_finding("machine", "ok", f"threads per rank: {cores} with 1 rank, {max(1, cores // 2)} with 2, {max(1, cores // 4)} with 4"))
+    return found
+
+
+def _torch() -> list[dict[str, Any]]:
+    try:
+        import torch
+        import torch.distributed as dist
+    except ImportError as error:
+        return [_finding("torch", "problem", f"torch cannot be imported: {error}", "pip install torch")]
+    found = [
+        _finding("torch", "ok", f"torch {torch.__version__}, CPU kernels for {torch.backends.cpu.get_cpu_capability()}"),
+        _finding("backends", "ok" if dist.is_gloo_available() else "missing", "gloo (CPU)"),
+    ]
+    if torch.cuda.is_available():
+        names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+        found.append(_finding("torch", "ok", f"CUDA {torch.version.cuda}: {names}"))
+    else:
+        reason = "torch is a CPU build" if torch.version.cuda is None else "no GPU is visible"
+        found.append(_finding("torch", "missing", f"CUDA: {reason}", "device=cpu works everywhere"))
+    if dist.is_nccl_available() and torch.cuda.is_available():
+        found.append(_finding("backends", "ok", "nccl (CUDA)"))
+    else:
+        found.append(_finding("backends", "missing", "nccl (CUDA only)", "use backend=gloo"))
+    return found
+
+
+def _launchers() -> list[dict[str, Any]]:
+    import importlib.util
+
+    found = [_finding("launchers", "ok", "single, spawn")]
+    if importlib.util.find_spec("torch") is not None:
+        found.append(_finding("launchers", "ok", "torchrun"))
+    else:
+        found.append(_finding("launchers", "missing", "torchrun", "pip install torch"))
+    return found
+
+
+def _data() -> list[dict[str, Any]]:
+    from lockstep.data import known_data
+    from lockstep.data.store import cache_folder
+
+    found = []
+    for entry in known_data():
+        if (cache_folder() / entry.name / "meta.json").exists():
+            found.append(_finding("data", "ok", f"{entry.name}: in {cache_folder() / entry.name}"))
+        elif entry.name.startswith("embedded"):
+            found.append(_finding("data", "ok", f"{entry.name}: made on first use, no network needed"))
+        else:
+            found.append(_finding("data", "missing", entry.name, f"lockstep data fetch {entry.name}"))
+    return found
+
+
+def _folders(runs: Path | None) -> list[dict[str, Any]]:
+    from lockstep.run import runs_root
+
+    root = runs_root(runs).absolute()
+    existing = next(p for p in (root, *root.parents) if p.exists())
+    free = shutil.disk_usage(existing).free / 2**30
+    if not os.access(existing, os.W_OK):
+        return [_finding("runs", "problem", f"{root} is not writable", "choose another place with --runs or LOCKSTEP_RUNS")]
+    state, fix = ("ok", "") if free > 1 else ("problem", "free some space, or choose another place with --runs")
+    return [_finding("runs", state, f"{root}, {free:.1f} GiB free", fix)]

@@ -1,0 +1,76 @@
+"""`lockstep models`: what can be trained, and how big it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from lockstep.cli.output import json_option, note, print_json, print_table
+
+EPILOG = """\b
+Examples:
+  lockstep models
+  lockstep models nets.py:Net --shape 3x32x32
+"""
+
+
+@click.command("models", epilog=EPILOG)
+@click.argument("own", nargs=-1, metavar="[FILE.py:CALLABLE]...")
+@click.option("--shape", help="Input shape CxHxW of your own models, for FLOPs.")
+@json_option
+def command(own: tuple[str, ...], shape: str | None, as_json: bool) -> None:
+    """List the models with parameters, FLOPs and input shape."""
+    from lockstep.models import CATALOGUE, check_name
+
+    for name in own:
+        check_name(name)
+    size = _shape(shape) if shape else None
+    if not as_json:
+        note("counting parameters and FLOPs (torch takes two seconds to start) …")
+    rows = [_facts(name, info.shape, info.about) for name, info in CATALOGUE.items()] if not own else []
+    rows += [_facts(name, size, "your own") for name in own]
+    if as_json:
+        print_json(rows)
+        return
+    print_table(
+        ["model", "parameters", "gradient bytes", "MFLOP an image, forward", "input", "what"],
+        [[row["name"], f"{row['parameters']:,}", f"{row['gradient_bytes']:,}", "–" if row["flops"] is None else f"{row['flops'] / 1e6:,.2f}",
+          "x".join(map(str, row["shape"])) if row["shape"] else "by the data", row["about"]] for row in rows],
+        right=(1, 2, 3),
+    )  # fmt: skip
+
+
+def _facts(name: str, shape: tuple[int, int, int] | None, about: str) -> dict[str, Any]:
+    """Counted on the model itself, not from a table; a multiply-add is two FLOPs."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from lockstep.models import build
+    from lockstep.recipe import Recipe
+
+    model = build(Recipe(model=name)).eval()
+    flops = None
+    if shape is not None:
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model(torch.zeros(1, *shape))
+        flops = counter.get_total_flops()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return {
+        "name": name,
+        "parameters": sum(p.numel() for p in trained),
+        "gradient_bytes": sum(p.numel() * p.element_size() for p in trained),
+        "flops": flops,
+        "shape": list(shape) if shape else None,
+        "about": about,
+    }
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    from lockstep.errors import InputError
+
+    parts = text.lower().split("x")
+    if len(parts) != 3 or not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise InputError(f"--shape {text}: write it as CxHxW, for example 3x32x32")
+    channels, height, width = map(int, parts)
+    return channels, height, width

@@ -1,0 +1,194 @@
+"""Real faults in real processes: a killed rank, Ctrl-C, a killed supervisor, a full disk, a port that is taken."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from conftest import SHORT, Cli, processes_of, wait_for
+
+from lockstep.measure.records import read_steps
+from lockstep.run import Run
+
+LONG = (*SHORT, "epochs=100000", "threads=1")
+
+
+def started(cli: Cli, *words: str) -> tuple[subprocess.Popen[str], Run]:
+    """A long run that has taken its first steps on every rank."""
+    process = cli.start("run", *LONG, *words)
+    run = wait_for(lambda: next((Run(p.parent) for p in cli.runs.glob("*/run.json")), None), what="the run folder")
+    ranks = run.spec().plan.ranks
+    wait_for(
+        lambda: all(len(read_steps(run.rank_folder(rank) / "steps.bin")) > 20 for rank in range(ranks))
+        and len(run.rank_statuses()) == ranks,
+        what="steps on every rank",
+    )
+    return process, run
+
+
+def rank_pid(run: Run, rank: int) -> int:
+    return int(run.rank_statuses()[rank]["pid"])
+
+
+@pytest.mark.parametrize("launcher", ["spawn", "torchrun"])
+def test_kill_9_of_one_rank_ends_all_and_names_it(cli: Cli, launcher: str) -> None:
+    process, run = started(cli, "ranks=2", f"launcher={launcher}")
+    before = len(read_steps(run.rank_folder(1) / "steps.bin"))
+    os.kill(rank_pid(run, 1), signal.SIGKILL)
+    killed = time.monotonic()
+    _, errors = process.communicate(timeout=20)
+    assert time.monotonic() - killed < 10
+    assert process.returncode == 3, errors
+    assert "Traceback" not in errors
+    last = errors.strip().splitlines()[-1]
+    assert re.match(r"lockstep: run failed: rank 1 was killed by SIGKILL after step \d+", last), last
+    wait_for(lambda: not processes_of(run.folder), seconds=5, what="every process to be gone")
+    status = run.status()
+    assert (status["state"], status["rank"], status["signal"]) == ("failed", 1, "SIGKILL")
+    # What was measured is there, to the last step before the kill.
+    rows = read_steps(run.rank_folder(1) / "steps.bin")
+    assert len(rows) >= before
+    assert rows["step"].tolist() == list(range(1, len(rows) + 1))
+    shown = cli("show", run.id)
+    assert shown.returncode == 0
+    assert "killed by SIGKILL" in shown.stdout
+    assert cli("runs").stdout.count("failed") == 1
+
+
+def test_ctrl_c_stops_every_rank_and_keeps_what_was_measured(cli: Cli) -> None:
+    process, run = started(cli, "ranks=2")
+    process.send_signal(signal.SIGINT)
+    asked = time.monotonic()
+    _, errors = process.communicate(timeout=20)
+    assert time.monotonic() - asked < 5
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert "stopped; what was measured is in" in errors
+    wait_for(lambda: not processes_of(run.folder), seconds=5, what="every process to be gone")
+    assert run.status()["state"] == "cancelled"
+    assert len(read_steps(run.rank_folder(0) / "steps.bin")) > 20
+
+
+@pytest.mark.parametrize("launcher", ["spawn", "torchrun"])
+def test_a_killed_supervisor_leaves_no_rank_behind(cli: Cli, launcher: str) -> None:
+    process, run = started(cli, "ranks=2", f"launcher={launcher}")
+    process.kill()
+    process.communicate(timeout=10)
+    wait_for(lambda: not processes_of(run.folder), seconds=10, what="every rank to follow its supervisor")
+    assert run.recorded_status()["state"] == "running", "nobody was left to write it"
+    assert run.status()["state"] == "failed"
+    assert "is gone" in run.status()["cause"]
+
+
+def test_an_exception_in_one_rank_is_the_first_cause(cli: Cli) -> None:
+    (cli.folder / "net.py").write_text(
+        "import os, torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(); self.linear = torch.nn.Linear(784, 10); self.calls = 0\n"
+        "    def forward(self, x):\n"
+        "        self.calls += self.training\n"
+        "        if self.calls > 5 and os.environ.get('LOCKSTEP_RANK') == '1':\n"
+        "            raise ArithmeticError('the planted fault')\n"
+        "        return self.linear(x.flatten(1))\n"
+    )
+    message = cli.error("run", *SHORT, "ranks=2", "model=net.py:Net", code=3)
+    assert message.startswith("run failed: rank 1 after step 5: ArithmeticError: the planted fault")
+    run = Run.find("last", cli.runs)
+    assert "ArithmeticError: the planted fault" in (run.rank_folder(1) / "log.txt").read_text(), "the traceback is in the log"
+
+
+def test_a_rank_that_hangs_ends_the_run_by_the_timeout(cli: Cli) -> None:
+    (cli.folder / "net.py").write_text(
+        "import os, time, torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(); self.linear = torch.nn.Linear(784, 10); self.calls = 0\n"
+        "    def forward(self, x):\n"
+        "        self.calls += self.training\n"
+        "        if self.calls > 5 and os.environ.get('LOCKSTEP_RANK') == '1': time.sleep(1000)\n"
+        "        return self.linear(x.flatten(1))\n"
+    )
+    message = cli.error("run", *SHORT, "ranks=2", "timeout_s=3", "model=net.py:Net", code=3)
+    assert "rank 0 after step 5: lost the other ranks" in message
+    assert not processes_of(cli.runs)
+
+
+def test_a_port_that_is_taken(cli: Cli) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        message = cli.error("run", *SHORT, "ranks=2", "launcher=torchrun", f"rendezvous={address}", code=2)
+    assert f"rendezvous={address} cannot be used: Address already in use; choose another port" in message
+    assert not cli.runs.exists()
+
+
+def test_a_run_folder_that_cannot_be_made(cli: Cli) -> None:
+    (cli.folder / "file").write_text("in the way")
+    message = cli.error("run", *SHORT, "--runs", "file", code=2)
+    assert "cannot write the run folder" in message
+    assert "--runs" in message
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Path:
+    """A real file system of 256 KB."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"mounting a small file system needs root: {mounted.stderr.strip()}")
+    yield folder  # type: ignore[misc]
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_no_room_for_the_run(cli: Cli, tiny_disk: Path) -> None:
+    """100,000 epochs of steps need more than 256 KB of records: said before the first step, not by a crash later."""
+    message = cli.error("run", *LONG, "--runs", str(tiny_disk), code=2)
+    assert "no room for the run" in message
+    (tiny_disk / "filler").write_bytes(b"x" * 150_000)
+    with pytest.raises(OSError), (tiny_disk / "filler").open("ab", buffering=0) as file:  # noqa: PT011
+        while True:
+            file.write(b"x" * 4096)
+    message = cli.error("run", *SHORT, "--runs", str(tiny_disk), code=2)
+    assert "no room for the run" in message
+
+
+def test_two_hosts_on_this_machine_by_the_commands_that_dry_run_prints(cli: Cli) -> None:
+    """Each "host" runs the command that --dry-run printed for it; they meet over loopback."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    words = (*SHORT, "ranks=2", "hosts=2", "threads=1", f"rendezvous={address}")
+    plan = json.loads(cli("run", *words, "--dry-run", "--json").stdout)
+    assert len(plan["host_commands"]) == 2
+    assert not cli.runs.exists(), "a dry run leaves nothing behind"
+    binary = cli.argv()[0]
+    environment = {**cli.environment, "GLOO_SOCKET_IFNAME": "lo"}
+    hosts = [
+        subprocess.Popen(["bash", "-c", command.replace("lockstep", binary, 1)], cwd=cli.folder, env=environment, stderr=subprocess.PIPE, text=True)
+        for command in plan["host_commands"]
+    ]
+    outputs = [host.communicate(timeout=100)[1] for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], outputs
+    run = Run.find("last", cli.runs)
+    summary = run.summary()
+    assert summary
+    assert summary["ranks_agree"]
+    assert run.status()["state"] == "done"
+    alone = cli.run(*SHORT, "threads=1")
+    assert summary["train_loss"] == pytest.approx(alone["train_loss"], rel=1e-5)
+
+
+def test_several_hosts_need_their_own_commands(cli: Cli) -> None:
+    message = cli.error("run", *SHORT, "ranks=2", "hosts=2", "rendezvous=127.0.0.1:29500", code=2)
+    assert "--host-index" in message
+    assert "--dry-run" in message

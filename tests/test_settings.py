@@ -1,0 +1,108 @@
+"""Settings: files and words, and errors that name the key and the fix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.errors import InputError
+from lockstep.placement import Placement
+from lockstep.recipe import Optimizer, Recipe, unused_settings
+from lockstep.settings import all_keys, as_toml, load, parse_value
+
+
+def test_words_go_where_they_belong() -> None:
+    recipe, placement = load([], ["ranks=2", "global_batch=64", "optimizer.lr=1e-2", "model_args.k=3", "shuffle=false", "data=cifar10"])
+    assert (placement.ranks, recipe.global_batch, recipe.optimizer.lr) == (2, 64, 0.01)
+    assert (recipe.model_args, recipe.shuffle, recipe.data) == ({"k": 3}, False, "cifar10")
+
+
+def test_a_file_then_words_over_it(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text("epochs = 9\noptimizer.lr = 0.1\n[placement]\nranks = 4\n")
+    recipe, placement = load([file], ["epochs=1"])
+    assert (recipe.epochs, recipe.optimizer.lr, placement.ranks) == (1, 0.1, 4)
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("epoch=3", "unknown key 'epoch': did you mean 'epochs'?"),
+        ("batch=32", "unknown key 'batch': did you mean 'global_batch'?"),
+        ("lr=0.1", "unknown key 'lr': did you mean 'optimizer.lr'?"),
+        ("optimizer.learning=0.1", "unknown key 'optimizer.learning'"),
+        ("global_batch=abc", "global_batch=abc: expected a whole number"),
+        ("global_batch=1.5", "global_batch=1.5: expected a whole number"),
+        ("optimizer.lr=abc", "optimizer.lr=abc: expected a number"),
+        ("shuffle=maybe", "shuffle=maybe: expected true or false"),
+        ("epochs=0", "epochs=0: expected a whole number >= 1"),
+        ("epochs=-2", "epochs=-2: expected a whole number >= 1"),
+        ("optimizer.lr=0", "optimizer.lr=0: expected a number > 0"),
+        ("ranks=0", "ranks=0: expected a whole number >= 1"),
+        ("seed=-1", "seed=-1: expected a whole number >= 0"),
+        ("optimizer.name=adamm", "optimizer.name=adamm: expected one of adam, sgd"),
+        ("launcher=mpi", "launcher=mpi: expected one of auto, single, spawn, torchrun"),
+        ("optimizer=adam", "optimizer=adam: state its parts"),
+        ("hello", "'hello' is not key=value"),
+    ],
+)
+def test_bad_words(word: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        load([], [word])
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("epochs = ", "is not TOML"),
+        ("epoch = 3", "did you mean 'epochs'?"),
+        ("[placement]\nrank = 2", "did you mean 'ranks'?"),
+        ("[placement]\nepochs = 2", "unknown key 'epochs'"),
+        ("model_args = 3", "model_args=3: state its parts"),
+    ],
+)
+def test_bad_files_are_named(tmp_path: Path, content: str, message: str) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text(content)
+    with pytest.raises(InputError) as error:
+        load([file], [])
+    assert message in str(error.value)
+    assert "bad.toml" in str(error.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="No such file"):
+        load([tmp_path / "none.toml"], [])
+
+
+def test_what_is_printed_can_be_read_again(tmp_path: Path) -> None:
+    recipe = Recipe(model="a/b.py:Net", model_args={"k": 2, "name": 'quo"te'}, optimizer=Optimizer(name="sgd", momentum=0.9), max_steps=5)
+    placement = Placement(ranks=2, threads=1, timeout_s=5)
+    file = tmp_path / "again.toml"
+    file.write_text(as_toml(recipe, placement))
+    assert load([file], []) == (recipe, placement)
+
+
+@given(st.one_of(st.integers(), st.booleans(), st.text(alphabet="abcxyz./:-_", min_size=1)))
+def test_plain_values_survive(value: object) -> None:
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    expected = None if text == "none" else value
+    assert parse_value(text) == expected
+
+
+def test_every_key_is_listed() -> None:
+    keys = all_keys()
+    assert {"global_batch", "ranks", "optimizer.lr", "seed"} <= set(keys)
+    assert len(keys) == len(set(keys))
+
+
+def test_settings_without_effect_are_named() -> None:
+    found = unused_settings(Recipe(optimizer=Optimizer(name="adam", momentum=0.9)))
+    assert found == ["optimizer.momentum=0.9 has no effect with optimizer.name=adam"]
+    assert "set a momentum" in unused_settings(Recipe(optimizer=Optimizer(name="sgd", nesterov=True)))[0]
+    assert unused_settings(Recipe()) == []
