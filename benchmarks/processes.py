@@ -25,9 +25,7 @@ def last_core() -> int:
 
 def environment(threads: int | None) -> dict[str, str]:
     """Our environment with the threads of the maths libraries stated; None leaves them to the contender."""
-    result = {
-        key: value for key, value in os.environ.items() if key not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-    }
+    result = {key: value for key, value in os.environ.items() if key not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     if threads is not None:
         result |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     return result | {"PYTHONWARNINGS": "ignore", "NO_COLOR": "1"}

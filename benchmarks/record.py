@@ -114,9 +114,7 @@ def compare(
         values = [1000 * value for value in stats.difference_per_round(mine, other)]
     if not values:
         return None
-    return Comparison(
-        ours, theirs, how, clock, values, stats.median(values), stats.bootstrap_interval(values), target
-    )
+    return Comparison(ours, theirs, how, clock, values, stats.median(values), stats.bootstrap_interval(values), target)
 
 
 def as_document(section: Section, machine: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,9 +146,7 @@ def as_markdown(section: Section, machine: Mapping[str, Any], settings: Mapping[
     return "\n".join(lines)
 
 
-def write(
-    folder: Path, stem: str, section: Section, machine: Mapping[str, Any], settings: Mapping[str, Any]
-) -> Path:
+def write(folder: Path, stem: str, section: Section, machine: Mapping[str, Any], settings: Mapping[str, Any]) -> Path:
     """Write `<stem>.json` and `<stem>.md`; the path of the table comes back."""
     folder.mkdir(parents=True, exist_ok=True)
     document = as_document(section, machine, settings)
@@ -220,14 +216,10 @@ def _number(value: float) -> str:
 def _comparison_table(comparisons: Sequence[Comparison]) -> list[str]:
     rows = []
     for one in comparisons:
-        interval = (
-            f"{_figure(one, one.interval[0])} to {_figure(one, one.interval[1])}" if one.interval else "–"
-        )
+        interval = f"{_figure(one, one.interval[0])} to {_figure(one, one.interval[1])}" if one.interval else "–"
         sign = "≥" if one.how == "speed" else "≤"
         target = f"{sign} {_figure(one, one.target)}" if one.target is not None else "–"
-        words = {"speed": "times the speed of", "share": "as a share of", "difference": "longer than"}[
-            one.how
-        ]
+        words = {"speed": "times the speed of", "share": "as a share of", "difference": "longer than"}[one.how]
         rows.append(
             [
                 f"{one.ours} {words} {one.theirs}",

@@ -37,15 +37,9 @@ def parse(words: Sequence[str] | None = None) -> tuple[Settings, list[str], Path
     parser.add_argument("--quick", action="store_true", help="a trial: 2 rounds of 3,200 images")
     parser.add_argument("--only", action="append", default=[], metavar="NAME[,NAME…]", help=known)
     parser.add_argument("--repeats", type=_positive, metavar="N", help=f"rounds (default {DEFAULT_REPEATS})")
-    parser.add_argument(
-        "--samples", type=_positive, metavar="N", help="images an epoch (default: all 60,000)"
-    )
-    parser.add_argument(
-        "--extras", action="store_true", help="also the peers' variants: transforms, fused, tuned"
-    )
-    parser.add_argument(
-        "--data", type=Path, metavar="FOLDER", help="train-*.npy for the peers (default: Lockstep's)"
-    )
+    parser.add_argument("--samples", type=_positive, metavar="N", help="images an epoch (default: all 60,000)")
+    parser.add_argument("--extras", action="store_true", help="also the peers' variants: transforms, fused, tuned")
+    parser.add_argument("--data", type=Path, metavar="FOLDER", help="train-*.npy for the peers (default: Lockstep's)")
     parser.add_argument("--seed", type=int, default=0, help="of the order within rounds (default 0)")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="where results go")
     arguments = parser.parse_args(words)
@@ -55,9 +49,7 @@ def parse(words: Sequence[str] | None = None) -> tuple[Settings, list[str], Path
     if unknown:
         parser.error(f"--only: unknown {', '.join(unknown)}; {known}")
     competitors = frozenset(name for name in chosen if name not in SECTIONS)
-    sections = [
-        name for name in SECTIONS if not chosen or name in chosen or (name == "peers" and competitors)
-    ]
+    sections = [name for name in SECTIONS if not chosen or name in chosen or (name == "peers" and competitors)]
     settings = Settings(
         repeats=arguments.repeats or (QUICK["repeats"] if arguments.quick else DEFAULT_REPEATS),
         samples=arguments.samples or (QUICK["samples"] if arguments.quick else None),
@@ -94,9 +86,7 @@ def main(words: Sequence[str] | None = None) -> int:
             valid = False
             continue
         if load_before > QUIET_LOAD:
-            section.notes.append(
-                f"The load was {load_before} before anything was measured: not a quiet machine."
-            )
+            section.notes.append(f"The load was {load_before} before anything was measured: not a quiet machine.")
         on = {**described, "load_at_start": load, "load_at_end": machine.load_average()}
         chosen = {
             "rounds": max((one.round for one in section.measurements), default=0),

@@ -14,7 +14,15 @@ from typing import Any
 import pytest
 
 # Fourteen global batches of 48 and a partial one of 31, which no number of ranks divides.
-SHORT = ("data=embedded", "train_limit=703", "test_limit=501", "global_batch=48", "epochs=2", "optimizer.lr=0.005", "seed=7")
+SHORT = (
+    "data=embedded",
+    "train_limit=703",
+    "test_limit=501",
+    "global_batch=48",
+    "epochs=2",
+    "optimizer.lr=0.005",
+    "seed=7",
+)
 
 
 class Cli:
@@ -30,12 +38,22 @@ class Cli:
 
     def __call__(self, *words: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            self.argv(*words), env={**self.environment, **environment}, cwd=self.folder, text=True, capture_output=True, timeout=timeout
+            self.argv(*words),
+            env={**self.environment, **environment},
+            cwd=self.folder,
+            text=True,
+            capture_output=True,
+            timeout=timeout,
         )
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            self.argv(*words), env=self.environment, cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            self.argv(*words),
+            env=self.environment,
+            cwd=self.folder,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
 
     def run(self, *words: str) -> dict[str, Any]:

@@ -11,9 +11,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(
-    0, str(ROOT)
-)  # `benchmarks` is not installed; bare `pytest` does not look in the root by itself
+sys.path.insert(0, str(ROOT))  # `benchmarks` is not installed; bare `pytest` does not look in the root by itself
 
 from benchmarks import environment, ours, record, rounds, stats  # noqa: E402
 from benchmarks import run as runner  # noqa: E402
@@ -29,10 +27,7 @@ SETTINGS = {"rounds": 2}
 
 def measured(name: str, seconds: list[float], loss: float = 0.5, units: int = 100) -> list[Measurement]:
     details = {"loss": loss, "accuracy": 0.9}
-    return [
-        Measurement(number, number, name, units, wall, 2 * wall, details)
-        for number, wall in enumerate(seconds, 1)
-    ]
+    return [Measurement(number, number, name, units, wall, 2 * wall, details) for number, wall in enumerate(seconds, 1)]
 
 
 def section(*groups: list[Measurement]) -> Section:
@@ -259,9 +254,7 @@ def stub(folder: Path, document: object) -> str:
     """A stand-in for `lockstep` that prints a document and keeps the words it was given."""
     script = folder / "lockstep"
     words = f"import sys; open({str(folder / 'words')!r}, 'w').write(' '.join(sys.argv[1:]))"
-    script.write_text(
-        f"#!{sys.executable}\n{words}\nprint({json.dumps(json.dumps(document))})\n", encoding="utf-8"
-    )
+    script.write_text(f"#!{sys.executable}\n{words}\nprint({json.dumps(json.dumps(document))})\n", encoding="utf-8")
     script.chmod(0o755)
     return str(script)
 
@@ -274,9 +267,7 @@ def test_adapter_states_the_job_and_reads_the_result(tmp_path: Path, monkeypatch
     assert ours.train(32, 1, 1, 640, None) == Span(640, 2.0, 1.9, {"loss": 0.25, "accuracy": 0.9})
     words = (tmp_path / "words").read_text().split()
     assert words[0] == "run"
-    assert {"global_batch=32", "ranks=1", "threads=1", "shuffle=false", "seed=123", "train_limit=640"} <= set(
-        words
-    )
+    assert {"global_batch=32", "ranks=1", "threads=1", "shuffle=false", "seed=123", "train_limit=640"} <= set(words)
 
 
 def test_adapter_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

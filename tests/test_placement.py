@@ -57,9 +57,17 @@ def test_a_batch_larger_than_the_set_is_one_short_step() -> None:
 @pytest.mark.parametrize(
     ("recipe", "placement", "words"),
     [
-        (Recipe(global_batch=100), Placement(ranks=3), "global_batch=100 does not divide by ranks=3: choose global_batch=99 or 102"),
+        (
+            Recipe(global_batch=100),
+            Placement(ranks=3),
+            "global_batch=100 does not divide by ranks=3: choose global_batch=99 or 102",
+        ),
         (Recipe(global_batch=2), Placement(ranks=3), "choose global_batch=3"),
-        (Recipe(global_batch=64), Placement(ranks=2, micro_batch=5), "micro_batch=5 does not divide the share of one rank, 32"),
+        (
+            Recipe(global_batch=64),
+            Placement(ranks=2, micro_batch=5),
+            "micro_batch=5 does not divide the share of one rank, 32",
+        ),
         (Recipe(global_batch=64), Placement(ranks=2, accumulation=3), "accumulation=3 does not divide"),
         (Recipe(global_batch=64), Placement(ranks=2, accumulation=2, micro_batch=8), "state one of the two"),
     ],
@@ -95,7 +103,9 @@ def test_auto_comes_to_something() -> None:
     assert (alone.launcher, alone.strategy) == ("single", "single")
     _, two = resolve(Recipe(), Placement(ranks=2))
     assert (two.launcher, two.strategy) == ("spawn", "ddp")
-    assert two.threads and alone.threads and two.threads <= alone.threads
+    assert two.threads
+    assert alone.threads
+    assert two.threads <= alone.threads
     _, hosts = resolve(Recipe(), Placement(ranks=2, hosts=2, rendezvous="10.0.0.1:29500"))
     assert hosts.launcher == "torchrun"
 

@@ -15,7 +15,9 @@ from lockstep.settings import all_keys, as_toml, load, parse_value
 
 
 def test_words_go_where_they_belong() -> None:
-    recipe, placement = load([], ["ranks=2", "global_batch=64", "optimizer.lr=1e-2", "model_args.k=3", "shuffle=false", "data=cifar10"])
+    recipe, placement = load(
+        [], ["ranks=2", "global_batch=64", "optimizer.lr=1e-2", "model_args.k=3", "shuffle=false", "data=cifar10"]
+    )
     assert (placement.ranks, recipe.global_batch, recipe.optimizer.lr) == (2, 64, 0.01)
     assert (recipe.model_args, recipe.shuffle, recipe.data) == ({"k": 3}, False, "cifar10")
 
@@ -81,7 +83,12 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_what_is_printed_can_be_read_again(tmp_path: Path) -> None:
-    recipe = Recipe(model="a/b.py:Net", model_args={"k": 2, "name": 'quo"te'}, optimizer=Optimizer(name="sgd", momentum=0.9), max_steps=5)
+    recipe = Recipe(
+        model="a/b.py:Net",
+        model_args={"k": 2, "name": 'quo"te'},
+        optimizer=Optimizer(name="sgd", momentum=0.9),
+        max_steps=5,
+    )
     placement = Placement(ranks=2, threads=1, timeout_s=5)
     file = tmp_path / "again.toml"
     file.write_text(as_toml(recipe, placement))

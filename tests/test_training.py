@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import SHORT, Cli
 from torch import nn
 from torch.nn import functional
 
+from conftest import SHORT, Cli
 from lockstep import models
 from lockstep.data import open_data
 from lockstep.data.batches import Batches, sample_order
@@ -85,7 +85,9 @@ def test_three_ranks_with_accumulation_follow_the_same_curve(alone: Run, three: 
 def test_every_sample_is_visited_once_by_one_rank(three: Run) -> None:
     rows = [read_steps(three.rank_folder(rank) / "steps.bin") for rank in range(3)]
     assert sum(int(r["samples"].sum()) for r in rows) == 2 * 703
-    assert [int(r["samples"][14]) for r in rows] == [10, 10, 11], "the last batch of 31 is shared out as evenly as it goes"
+    assert [int(r["samples"][14]) for r in rows] == [10, 10, 11], (
+        "the last batch of 31 is shared out as evenly as it goes"
+    )
 
 
 def test_evaluation_equals_a_hand_count(alone: Run, three: Run) -> None:
@@ -160,7 +162,10 @@ def test_published_parameter_counts(name: str, parameters: int) -> None:
 
 
 def test_tied_conv_shares_its_weights_whatever_k() -> None:
-    counts = {k: sum(p.numel() for p in models.build(Recipe(model="tied-conv", model_args={"k": k})).parameters()) for k in (2, 10)}
+    counts = {
+        k: sum(p.numel() for p in models.build(Recipe(model="tied-conv", model_args={"k": k})).parameters())
+        for k in (2, 10)
+    }
     assert counts[2] == counts[10]
 
 
@@ -215,8 +220,18 @@ def test_a_rank_without_samples_takes_part(module_cli: Cli) -> None:
 
 
 def test_sgd_with_momentum_equals_the_textbook(module_cli: Cli) -> None:
-    words = ("data=embedded", "train_limit=64", "test_limit=3", "global_batch=32", "epochs=3", "shuffle=false", "seed=1")
-    document = module_cli.run(*words, "optimizer.name=sgd", "optimizer.lr=0.1", "optimizer.momentum=0.9", "optimizer.weight_decay=0.01")
+    words = (
+        "data=embedded",
+        "train_limit=64",
+        "test_limit=3",
+        "global_batch=32",
+        "epochs=3",
+        "shuffle=false",
+        "seed=1",
+    )
+    document = module_cli.run(
+        *words, "optimizer.name=sgd", "optimizer.lr=0.1", "optimizer.momentum=0.9", "optimizer.weight_decay=0.01"
+    )
     ours = torch.load(Path(document["run"]) / "model.pt", weights_only=True)
     data = open_data("embedded", quiet=True)
     model = models.build(Recipe(seed=1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+
 from conftest import Cli
 
 WORDS = ("data=embedded", "global_batch=24", "optimizer.lr=0.005")
@@ -14,8 +15,8 @@ BROKEN = {
     "no_exchange": "self.gradient_scale = 2.0\n        self.exchange = None",
     # The sum is taken, but divided by the ranks once more: averages by rank, not by sample.
     "wrong_average": "self.gradient_scale = 1.0\n        self.exchange = lambda: [(dist.all_reduce(p.grad), p.grad.div_(2)) for p in model.parameters()]",
-    # Averages of ranks' means: right for full batches, wrong for the partial one whose shares differ.
-    "partial_batch": "self.gradient_scale = 1.0\n        self.exchange = lambda: [(dist.all_reduce(p.grad), p.grad.mul_(1 + 0.01 * (dist.get_rank() == 0))) for p in model.parameters()]",
+    # One rank's update is one per cent too large: small, and different on every rank.
+    "one_per_cent": "self.gradient_scale = 1.0\n        self.exchange = lambda: [(dist.all_reduce(p.grad), p.grad.mul_(1 + 0.01 * (dist.get_rank() == 0))) for p in model.parameters()]",
 }
 
 STRATEGY = """

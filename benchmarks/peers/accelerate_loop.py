@@ -23,9 +23,7 @@ def train(images: Images, labels: Labels, options: Options) -> Epoch:
     """One epoch; loss and hits are summed in tensors and read once at its end."""
     accelerator = Accelerator(cpu=True)
     net = build_net(options)
-    net, optimizer, loader = accelerator.prepare(
-        net, build_adam(net, options), build_loader(images, labels, options)
-    )
+    net, optimizer, loader = accelerator.prepare(net, build_adam(net, options), build_loader(images, labels, options))
     loss_sum, correct = torch.zeros(()), torch.zeros((), dtype=torch.int64)
     net.train()
     with Stopwatch() as watch:

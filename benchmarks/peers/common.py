@@ -149,9 +149,7 @@ def read_data(folder: Path, samples: int | None) -> tuple[Images, Labels]:
     images = np.load(folder / "train-images.npy", mmap_mode="r")[:samples]
     labels = np.load(folder / "train-labels.npy", mmap_mode="r")[:samples]
     if images.shape[1:] != (1, 28, 28) or images.dtype != np.uint8:
-        raise SystemExit(
-            f"train-images.npy holds {images.dtype} {images.shape}; wanted uint8 N x 1 x 28 x 28"
-        )
+        raise SystemExit(f"train-images.npy holds {images.dtype} {images.shape}; wanted uint8 N x 1 x 28 x 28")
     return np.array(images), np.array(labels)
 
 
@@ -165,9 +163,7 @@ def main(train: TrainEpoch, packages: Sequence[str] = ()) -> None:
     parser.add_argument("--samples", type=int, help="train on the first N images only")
     parser.add_argument("--fused", action="store_true", help="Adam(fused=True)")
     parser.add_argument("--channels-last", action="store_true", help="the net in channels-last memory")
-    parser.add_argument(
-        "--transforms", action="store_true", help="per-sample transforms in place of ready tensors"
-    )
+    parser.add_argument("--transforms", action="store_true", help="per-sample transforms in place of ready tensors")
     arguments = parser.parse_args()
 
     torch.set_num_threads(1)

@@ -78,9 +78,7 @@ def train(images: Images, labels: Labels, options: Options) -> Epoch:
     )
     trainer.fit(Classifier(options), build_loader(images, labels, options))
     metrics = trainer.callback_metrics
-    return Epoch(
-        clock.watch.seconds, clock.watch.cpu_seconds, metrics["loss"].item(), metrics["accuracy"].item()
-    )
+    return Epoch(clock.watch.seconds, clock.watch.cpu_seconds, metrics["loss"].item(), metrics["accuracy"].item())
 
 
 if __name__ == "__main__":

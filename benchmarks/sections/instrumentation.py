@@ -28,17 +28,13 @@ def measure(settings: Settings) -> Section:
         settings.repeats,
         settings.seed,
     )
-    section = Section(
-        "instrumentation", "Cost of the step clock", "step", "milliseconds", outcome.measurements
-    )
+    section = Section("instrumentation", "Cost of the step clock", "step", "milliseconds", outcome.measurements)
     found = compare(outcome.measurements, CLOCK, STEP, "share", "wall", TARGET)
     if found:
         section.comparisons.append(found)
     for name, reason in outcome.failures.items():
         section.refuse(f"{name} failed: {reason}")
-    section.notes.append(
-        "The step contains the clock, so its share of the rest is larger by that share squared."
-    )
+    section.notes.append("The step contains the clock, so its share of the rest is larger by that share squared.")
     return section
 
 

@@ -65,9 +65,7 @@ def measure(settings: Settings) -> Section:
     """The rounds, the comparisons, and the check that everyone computed the same."""
     wanted = select(settings)
     outcome = interleave("peers", build(settings, wanted), settings.repeats, settings.seed)
-    section = Section(
-        "peers", "Lockstep and its peers on document D's job", "images", "rate", outcome.measurements
-    )
+    section = Section("peers", "Lockstep and its peers on document D's job", "images", "rate", outcome.measurements)
     for name, peer in wanted.items():
         for clock, target in (("wall", peer.target), ("cpu", None)):
             found = compare(outcome.measurements, OURS, name, "speed", clock, target)  # type: ignore[arg-type]
@@ -135,13 +133,9 @@ def check_mathematics(section: Section) -> None:
         return
     spread = max(stats.relative_spread(group) for group in _losses_by_round(section.measurements))
     text = ", ".join(f"{name} {loss:.6f}" for name, loss in sorted(losses.items()))
-    section.notes.append(
-        f"Mean training loss of the epoch: {text}. Largest difference in a round: {spread:.1e}."
-    )
+    section.notes.append(f"Mean training loss of the epoch: {text}. Largest difference in a round: {spread:.1e}.")
     if spread > LOSS_TOLERANCE:
-        section.refuse(
-            f"losses differ by {spread:.1e}, more than {LOSS_TOLERANCE:.0e}: not the same mathematics"
-        )
+        section.refuse(f"losses differ by {spread:.1e}, more than {LOSS_TOLERANCE:.0e}: not the same mathematics")
 
 
 def _losses_by_round(measurements: Sequence[Measurement]) -> list[list[float]]:
@@ -159,8 +153,5 @@ def check_versions(section: Section, own_torch: str) -> None:
     if versions:
         text = ", ".join(f"{name} {number}" for name, number in sorted(versions.items()))
         section.notes.append(f"The peers' environment: {text}.")
-    if (
-        any(one.contender == OURS for one in section.measurements)
-        and versions.get("torch", own_torch) != own_torch
-    ):
+    if any(one.contender == OURS for one in section.measurements) and versions.get("torch", own_torch) != own_torch:
         section.refuse(f"the peers have torch {versions['torch']}, Lockstep has {own_torch}")

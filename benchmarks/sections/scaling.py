@@ -49,12 +49,8 @@ def check(section: Section) -> None:
         section.refuse("nothing was measured")
         return
     spread = stats.relative_spread([one.details["loss"] for one in section.measurements])
-    section.notes.append(
-        f"Mean training losses differ by {spread:.1e} at most over all placements and rounds."
-    )
+    section.notes.append(f"Mean training losses differ by {spread:.1e} at most over all placements and rounds.")
     if spread > LOSS_TOLERANCE:
-        section.refuse(
-            f"losses differ by {spread:.1e}, more than {LOSS_TOLERANCE:.0e}: not the same mathematics"
-        )
+        section.refuse(f"losses differ by {spread:.1e}, more than {LOSS_TOLERANCE:.0e}: not the same mathematics")
     if len(os.sched_getaffinity(0)) < 2:
         section.refuse("two ranks need two cores, and this process may use one")

@@ -30,8 +30,17 @@ _WHERE = {
 }
 
 __all__ = [
-    "DataError", "InputError", "LockstepError", "Optimizer", "Placement", "Recipe", "Run", "RunFailed", "open_data", "train",
-]  # fmt: skip
+    "DataError",
+    "InputError",
+    "LockstepError",
+    "Optimizer",
+    "Placement",
+    "Recipe",
+    "Run",
+    "RunFailed",
+    "open_data",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

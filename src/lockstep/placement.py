@@ -17,7 +17,6 @@ import msgspec
 from lockstep.errors import InputError
 from lockstep.recipe import Positive, PositiveFloat, Recipe
 
-
 STRATEGIES = ("single", "ddp")
 
 
@@ -88,7 +87,9 @@ def resolve(recipe: Recipe, placement: Placement) -> tuple[Recipe, Placement]:
     """Replace every "auto" by what it means here, and refuse what cannot work."""
     ranks, hosts = placement.ranks, placement.hosts
     if ranks % hosts:
-        raise InputError(f"ranks={ranks} do not divide over hosts={hosts}: choose ranks={hosts * max(1, ranks // hosts)}")
+        raise InputError(
+            f"ranks={ranks} do not divide over hosts={hosts}: choose ranks={hosts * max(1, ranks // hosts)}"
+        )
     launcher = placement.launcher
     if launcher == "auto":
         launcher = "torchrun" if hosts > 1 else "spawn" if ranks > 1 else "single"
@@ -100,13 +101,17 @@ def resolve(recipe: Recipe, placement: Placement) -> tuple[Recipe, Placement]:
         raise InputError(f"hosts={hosts} need a meeting point: add rendezvous=FIRST_HOST:29500")
     if placement.rendezvous is not None:
         if launcher != "torchrun":
-            raise InputError(f"rendezvous has no effect with launcher={launcher}: leave it out, or use launcher=torchrun")
+            raise InputError(
+                f"rendezvous has no effect with launcher={launcher}: leave it out, or use launcher=torchrun"
+            )
         split_address(placement.rendezvous)
     device = placement.device
     if device == "auto":
         device = "cuda" if cuda_present() else "cpu"
     elif device == "cuda" and not cuda_present():
-        raise InputError("device=cuda, but this machine has no usable CUDA: choose device=cpu ('lockstep doctor' says more)")
+        raise InputError(
+            "device=cuda, but this machine has no usable CUDA: choose device=cpu ('lockstep doctor' says more)"
+        )
     backend = placement.backend
     if backend == "auto":
         backend = "nccl" if device == "cuda" else "gloo"
@@ -116,7 +121,9 @@ def resolve(recipe: Recipe, placement: Placement) -> tuple[Recipe, Placement]:
     if strategy == "auto":
         strategy = "ddp" if ranks > 1 else "single"
     if strategy not in STRATEGIES and ":" not in strategy:
-        raise InputError(f"strategy={strategy}: no such strategy; known: {', '.join(STRATEGIES)}, or your own as path/to/file.py:Class")
+        raise InputError(
+            f"strategy={strategy}: no such strategy; known: {', '.join(STRATEGIES)}, or your own as path/to/file.py:Class"
+        )
     if strategy == "single" and ranks > 1:
         raise InputError(f"strategy=single does not exchange gradients between ranks={ranks}: choose strategy=ddp")
     batch = recipe.global_batch if recipe.batch_per_rank is None else recipe.batch_per_rank * ranks

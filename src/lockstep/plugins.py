@@ -31,9 +31,7 @@ def is_spec(name: str) -> bool:
 def load_object(spec: str, option: str) -> Any:
     """Import the callable that `spec` names; `option` ("model", "data") is what an error message blames."""
     if not is_spec(spec):
-        raise InputError(
-            f"{option} '{spec}': not of the form package.module:callable or path/to/file.py:callable"
-        )
+        raise InputError(f"{option} '{spec}': not of the form package.module:callable or path/to/file.py:callable")
     where, _, attribute = spec.rpartition(":")
     label = f"{option} '{spec}'"
     module = _load_file(where, label) if where.endswith(".py") else _load_module(where, label)
@@ -43,9 +41,7 @@ def load_object(spec: str, option: str) -> Any:
             raise InputError(f"{label}: {where} has no '{attribute}'{_nearest(step, found)}")
         found = getattr(found, step)
     if not callable(found):
-        raise InputError(
-            f"{label}: '{attribute}' is {_a(type(found).__name__)}, not something that can be called"
-        )
+        raise InputError(f"{label}: '{attribute}' is {_a(type(found).__name__)}, not something that can be called")
     return found
 
 

@@ -27,10 +27,9 @@ def die_with_parent() -> None:
 
 def redirect_output(path: Path) -> None:
     """Send this process's output, and that of the libraries in it, to a file of its own."""
-    with suppress(OSError):
-        with path.open("ab", buffering=0) as file:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
+    with suppress(OSError), path.open("ab", buffering=0) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
 
 
 def pin(local_rank: int, local_world: int, threads: int) -> bool:

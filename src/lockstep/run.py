@@ -177,7 +177,9 @@ class Run:
         except OSError as error:
             raise InputError(f"run {self.folder}: cannot read run.json: {error.strerror}") from None
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
-            raise InputError(f"run {self.folder}: run.json was not written by this version of Lockstep: {error}") from None
+            raise InputError(
+                f"run {self.folder}: run.json was not written by this version of Lockstep: {error}"
+            ) from None
 
     def write_status(self, state: str, **more: Any) -> None:
         """The run's own state; `since` lets readers show how long it has been so."""
@@ -195,11 +197,17 @@ class Run:
         if pid and host == os.uname().nodename and not _alive(pid):
             return {**status, "state": "failed", "cause": f"the process that watched the run (pid {pid}) is gone"}
         beats = [beat for beat in self.rank_statuses() if "time" in beat]
-        silent = [beat for beat in beats if time.time() - beat["time"] > STALLED_AFTER_S and beat.get("state") == "running"]
+        silent = [
+            beat for beat in beats if time.time() - beat["time"] > STALLED_AFTER_S and beat.get("state") == "running"
+        ]
         if silent:
             oldest = min(silent, key=lambda beat: float(beat["time"]))
             age = time.time() - oldest["time"]
-            return {**status, "state": "stalled", "cause": f"rank {oldest['rank']} gave no sign of life for {age:.0f} s"}
+            return {
+                **status,
+                "state": "stalled",
+                "cause": f"rank {oldest['rank']} gave no sign of life for {age:.0f} s",
+            }
         return status
 
     def rank_statuses(self) -> list[dict[str, Any]]:
@@ -236,7 +244,9 @@ def list_runs(root: Path) -> list[Run]:
 def folder_error(folder: Path, error: OSError) -> LockstepError:
     """What to tell a user whose run folder cannot be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return InputError(f"no room for the run in {folder.parent}: free some space, or choose another place with --runs")
+        return InputError(
+            f"no room for the run in {folder.parent}: free some space, or choose another place with --runs"
+        )
     return InputError(f"cannot write the run folder {folder}: {error.strerror}; choose another place with --runs")
 
 

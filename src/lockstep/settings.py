@@ -34,7 +34,9 @@ def all_keys() -> list[str]:
     return keys + [f"{table}.{key}" for table, known in _TABLES.items() for key in sorted(known or ())]
 
 
-def load(files: Iterable[Path], words: Iterable[str], base: Mapping[str, Any] | None = None) -> tuple[Recipe, Placement]:
+def load(
+    files: Iterable[Path], words: Iterable[str], base: Mapping[str, Any] | None = None
+) -> tuple[Recipe, Placement]:
     """Read files, then words, later ones over earlier ones; `base` holds defaults that both may change."""
     recipe: Tree = {}
     placement: Tree = {}
@@ -61,7 +63,7 @@ def parse_value(text: str) -> Any:
 
 def as_toml(recipe: Recipe, placement: Placement) -> str:
     """The resolved settings as a file that `lockstep run` takes again."""
-    lines = _toml_lines(msgspec.to_builtins(recipe)) + ["", "[placement]"] + _toml_lines(msgspec.to_builtins(placement))
+    lines = [*_toml_lines(msgspec.to_builtins(recipe)), "", "[placement]", *_toml_lines(msgspec.to_builtins(placement))]
     return "\n".join(lines) + "\n"
 
 
@@ -93,7 +95,11 @@ def _merge(content: Tree, recipe: Tree, placement: Tree, prefix: str) -> None:
         if not prefix and key == "placement" and isinstance(value, dict):
             for inner, inner_value in value.items():
                 if inner not in _PLACEMENT_KEYS:
-                    where = " in [placement]: it is a recipe key, and stands above that table" if inner in _RECIPE_KEYS else ""
+                    where = (
+                        " in [placement]: it is a recipe key, and stands above that table"
+                        if inner in _RECIPE_KEYS
+                        else ""
+                    )
                     raise InputError(f"unknown key '{inner}'{where}" if where else _unknown(inner))
                 placement[inner] = inner_value
         elif isinstance(value, dict):
@@ -111,7 +117,9 @@ def _put(key: str, value: Any, recipe: Tree, placement: Tree) -> None:
             raise InputError(_unknown(key))
         recipe.setdefault(table, {})[inner] = value
     elif key in _TABLES:
-        raise InputError(f"{key}={value}: state its parts, for example {key}.{'name=adam' if key == 'optimizer' else 'k=2'}")
+        raise InputError(
+            f"{key}={value}: state its parts, for example {key}.{'name=adam' if key == 'optimizer' else 'k=2'}"
+        )
     elif key in _RECIPE_KEYS:
         recipe[key] = value
     elif key in _PLACEMENT_KEYS:
@@ -125,8 +133,12 @@ def _unknown(key: str) -> str:
     aliases = {"batch": "global_batch", "batch_size": "global_batch", "workers": "ranks", "world_size": "ranks"}
     keys = all_keys()
     by_last_part = {name.rpartition(".")[2]: name for name in keys}
-    near = aliases.get(key) or by_last_part.get(key) or next(iter(difflib.get_close_matches(key, keys, n=1, cutoff=0.5)), None)
-    near = near or by_last_part.get(next(iter(difflib.get_close_matches(key, by_last_part, n=1)), ""), None)
+    near = (
+        aliases.get(key)
+        or by_last_part.get(key)
+        or next(iter(difflib.get_close_matches(key, keys, n=1, cutoff=0.5)), None)
+    )
+    near = near or by_last_part.get(next(iter(difflib.get_close_matches(key, by_last_part, n=1)), ""))
     return f"unknown key '{key}'" + (f": did you mean '{near}'?" if near else f": known keys are {', '.join(keys)}")
 
 
@@ -149,7 +161,9 @@ def _reword(message: str, tree: Tree) -> str:
         value = value.get(part) if isinstance(value, dict) else None
     text = message[: place.start()] if place else message
     text = re.sub(r", got `\w+`$", "", text)
-    text = re.sub(r"`([\w |]+)`", lambda m: " or ".join(_WORDS.get(w, w) for w in m.group(1).split(" | ") if w != "null"), text)
+    text = re.sub(
+        r"`([\w |]+)`", lambda m: " or ".join(_WORDS.get(w, w) for w in m.group(1).split(" | ") if w != "null"), text
+    )
     text = text[:1].lower() + text[1:]
     if text.startswith("invalid enum value"):
         text = f"expected one of {', '.join(_choices(key))}"

@@ -62,7 +62,9 @@ def placements(recipe: Recipe, placement: Placement) -> dict[str, Placement]:
     """One process, N ranks, and N ranks with accumulation; the same number of threads in each rank."""
     replace = msgspec.structs.replace
     ranks = placement.ranks
-    alone = replace(placement, launcher="single", ranks=1, hosts=1, strategy="single", micro_batch=None, accumulation=None)
+    alone = replace(
+        placement, launcher="single", ranks=1, hosts=1, strategy="single", micro_batch=None, accumulation=None
+    )
     together = replace(placement, micro_batch=None, accumulation=None)
     found = {"1 process": alone, f"{ranks} ranks": together}
     share = recipe.global_batch // ranks
@@ -73,7 +75,11 @@ def placements(recipe: Recipe, placement: Placement) -> dict[str, Placement]:
 
 
 def verify(
-    recipe: Recipe, placement: Placement, folder: Path, data_root: str | None = None, tell: Callable[[str], None] = lambda _: None
+    recipe: Recipe,
+    placement: Placement,
+    folder: Path,
+    data_root: str | None = None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> list[Check]:
     """Run every placement (two of them twice) below `folder` and compare. Returns all checks, passed or not."""
     recipe, placement = resolve(recipe, placement)
@@ -85,7 +91,13 @@ def verify(
     runs: dict[str, Run] = {}
     for number, (label, name) in enumerate(order, 1):
         tell(f"{number}/{len(order)}  {label}")
-        where, spec = prepare(recipe, chosen[name], options, folder, name=f"{number}-{'again-' if label != name else ''}{chosen[name].ranks}r")
+        where, spec = prepare(
+            recipe,
+            chosen[name],
+            options,
+            folder,
+            name=f"{number}-{'again-' if label != name else ''}{chosen[name].ranks}r",
+        )
         runs[label] = execute(where, spec)
     checks: list[Check] = []
     for name in names[1:]:
@@ -94,7 +106,9 @@ def verify(
         checks += _same_bits(runs[name], runs[f"{name}, again"], name)
     for name in names[1:]:
         agree = (runs[name].summary() or {}).get("ranks_agree")
-        checks.append(Check("all ranks end with the same weights, bit for bit", name, 0.0 if agree else float("inf"), 0.0))
+        checks.append(
+            Check("all ranks end with the same weights, bit for bit", name, 0.0 if agree else float("inf"), 0.0)
+        )
     return checks
 
 

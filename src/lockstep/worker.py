@@ -11,9 +11,9 @@ import traceback
 from pathlib import Path
 
 from lockstep.errors import InputError, LockstepError, RunFailed
-from lockstep.process import die_with_parent, pin, redirect_output
 from lockstep.measure.recorder import Recorder, write_failure
 from lockstep.parallel.ranks import Rank, detect
+from lockstep.process import die_with_parent, pin, redirect_output
 from lockstep.run import Run, Spec, write_atomic
 
 
@@ -59,7 +59,9 @@ def work(run: Run, spec: Spec, rank: Rank) -> None:
     if spec.options.capture_gradients:
         capture.gradients(run, rank, model, stepper, train, spec)
     if rank.is_first:
-        run.write_status("running", **{k: v for k, v in run.recorded_status().items() if k in ("supervisor_pid", "host")})
+        run.write_status(
+            "running", **{k: v for k, v in run.recorded_status().items() if k in ("supervisor_pid", "host")}
+        )
     summary = Trainer(run, spec, rank, model, stepper, train, test, recorder).fit()
 
     if rank.is_first:
@@ -95,8 +97,17 @@ def _fail(folder: Path, rank: Rank, kind: str, message: str, code: int, error: B
 
     consequence = error is not None and is_peer_loss(error)
     try:
-        write_failure(folder, {"rank": rank.rank, "kind": kind, "message": message, "exit_code": code, "consequence": consequence,
-                               "step": _last_step(folder)})  # fmt: skip
+        write_failure(
+            folder,
+            {
+                "rank": rank.rank,
+                "kind": kind,
+                "message": message,
+                "exit_code": code,
+                "consequence": consequence,
+                "step": _last_step(folder),
+            },
+        )
     except OSError as problem:
         print(f"could not write the account of the failure: {problem}", file=sys.stderr)
     exit_now(code)

@@ -41,9 +41,7 @@ def idx_files(train: int, test: int, side: tuple[int, int], classes: int, seed: 
     for split, count in (("train", train), ("t10k", test)):
         size = side[0] * side[1]
         files[f"{split}-images-idx3-ubyte"] = idx((count, *side), dice.randbytes(count * size))
-        files[f"{split}-labels-idx1-ubyte"] = idx(
-            (count,), bytes(dice.randrange(classes) for _ in range(count))
-        )
+        files[f"{split}-labels-idx1-ubyte"] = idx((count,), bytes(dice.randrange(classes) for _ in range(count)))
     return files
 
 
@@ -157,9 +155,7 @@ def naive_idx_label(content: bytes, index: int) -> int:
     return int(struct.unpack_from("B", content, 8 + index)[0])
 
 
-def naive_batch_sample(
-    content: bytes, index: int, shape: tuple[int, int, int]
-) -> tuple[int, list[list[list[int]]]]:
+def naive_batch_sample(content: bytes, index: int, shape: tuple[int, int, int]) -> tuple[int, list[list[list[int]]]]:
     channels, height, width = shape
     start = index * (1 + channels * height * width)
     label = struct.unpack_from("B", content, start)[0]
@@ -204,6 +200,7 @@ class Web:
                 pass
 
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.handle_error = lambda *_: None  # type: ignore[method-assign]  # killed clients are the point
         self.base = f"http://127.0.0.1:{self.server.server_port}/"
         threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
 

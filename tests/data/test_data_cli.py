@@ -112,10 +112,7 @@ def test_a_corrupt_file_of_a_user_is_named(tmp_path: Path, cache: Path) -> None:
     (raw / "train-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03" + bytes(1000))
     done = _data("fetch mnist --data-root . --offline", cache, tmp_path)
     assert done.returncode == 4
-    assert (
-        f"warning: {raw}/train-images-idx3-ubyte is not used: truncated: 1,004 of 47,040,016 bytes"
-        in done.stderr
-    )
+    assert f"warning: {raw}/train-images-idx3-ubyte is not used: truncated: 1,004 of 47,040,016 bytes" in done.stderr
     assert (raw / "train-images-idx3-ubyte").stat().st_size == 1004
 
 

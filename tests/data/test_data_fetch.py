@@ -159,9 +159,7 @@ def test_a_download_put_together_wrongly_is_fetched_once_more(known: Known, web:
     assert web.requests[name] == 2
 
 
-def test_a_whole_download_of_a_killed_process_is_not_fetched_again(
-    known: Known, web: h.Web, cache: Path
-) -> None:
+def test_a_whole_download_of_a_killed_process_is_not_fetched_again(known: Known, web: h.Web, cache: Path) -> None:
     known(h.mini((web.base,))[0])
     name = "train-images-idx3-ubyte.gz"
     folder = cache / ".downloads" / "mini"
@@ -184,8 +182,6 @@ def test_parts_are_never_used_as_data(known: Known, web: h.Web, cache: Path, tmp
         open_data("mini", root)
 
 
-def test_plain_lines_of_progress_off_a_terminal(
-    big: h.Web, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_plain_lines_of_progress_off_a_terminal(big: h.Web, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     download(big.base + "big", tmp_path / "big", Voice(), QUICK)
     assert capfd.readouterr().err == f"lockstep: fetching {big.base}big of 1.0 MB\n"

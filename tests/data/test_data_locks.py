@@ -28,26 +28,37 @@ def test_many_processes_download_and_decode_once(cache: Path, tmp_path: Path, we
     assert len(waiting) == 4
 
 
-def test_kill_while_writing_leaves_nothing_and_the_next_one_cleans_up(
-    cache: Path, tmp_path: Path, web: h.Web
-) -> None:
+def _stuck(cache: Path, count: Path, web: h.Web) -> subprocess.Popen[str]:
+    """A process that has written everything, the last file only by half, and goes no further."""
+    process = h.start_opener(cache, web.base, str(count), "stuck")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "stuck\n"
+    return process
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+
+def test_kill_while_writing_leaves_nothing_and_the_next_one_cleans_up(cache: Path, tmp_path: Path, web: h.Web) -> None:
     count = tmp_path / "count"
-    stuck = h.start_opener(cache, web.base, str(count), "stuck")
-    assert stuck.stdout is not None
-    assert stuck.stdout.readline() == "stuck\n"
+    _kill(_stuck(cache, count, web))
+    assert len(list((cache / ".tmp" / "mini").rglob("*.npy"))) == 4
+    assert not (cache / "mini").exists()
+    second = _stuck(cache, count, web)  # has removed what the first one left
+    assert len(list((cache / ".tmp" / "mini").rglob("*.npy"))) == 4
     waiting = h.start_opener(cache, web.base, str(count))
-    time.sleep(0.3)
-    stuck.send_signal(signal.SIGKILL)
-    stuck.communicate()
-    left = list((cache / ".tmp" / "mini").rglob("*.npy"))
+    time.sleep(0.5)
+    assert waiting.poll() is None
+    _kill(second)
     out, _ = _finish(waiting)
     assert out.startswith("(40, 1, 6, 5)")
-    assert len(left) in (0, 4)  # the other one may have been quicker than this look
     assert not list((cache / ".tmp").iterdir())
     assert sorted(path.name for path in (cache / "mini").iterdir()) == [
         "meta.json", "test-images.npy", "test-labels.npy", "train-images.npy", "train-labels.npy",
     ]  # fmt: skip
-    assert count.read_text() == "decoded\n" * 2
+    assert count.read_text() == "decoded\n" * 3
 
 
 def test_kill_between_two_files_leaves_no_set(cache: Path, tmp_path: Path, web: h.Web) -> None:
@@ -104,9 +115,7 @@ def test_user_data_is_made_once_for_all_ranks(tmp_path: Path) -> None:
         "print(data.classes, int(data.train_images.sum()), 'torch' in sys.modules)"
     )
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(4)
     ]
     assert {_finish(process)[0] for process in processes} == {"6 4560 False\n"}

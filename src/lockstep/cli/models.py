@@ -35,10 +35,19 @@ def command(own: tuple[str, ...], shape: str | None, as_json: bool) -> None:
         return
     print_table(
         ["model", "parameters", "gradient bytes", "MFLOP an image, forward", "input", "what"],
-        [[row["name"], f"{row['parameters']:,}", f"{row['gradient_bytes']:,}", "–" if row["flops"] is None else f"{row['flops'] / 1e6:,.2f}",
-          "x".join(map(str, row["shape"])) if row["shape"] else "by the data", row["about"]] for row in rows],
+        [
+            [
+                row["name"],
+                f"{row['parameters']:,}",
+                f"{row['gradient_bytes']:,}",
+                "–" if row["flops"] is None else f"{row['flops'] / 1e6:,.2f}",
+                "x".join(map(str, row["shape"])) if row["shape"] else "by the data",
+                row["about"],
+            ]
+            for row in rows
+        ],
         right=(1, 2, 3),
-    )  # fmt: skip
+    )
 
 
 def _facts(name: str, shape: tuple[int, int, int] | None, about: str) -> dict[str, Any]:

@@ -32,7 +32,9 @@ class ProgressLine:
             )
         self._epochs_shown = len(epochs)
         beat = read_json(run.rank_folder(0) / "status.json")
-        text = self._text(beat, spec) if beat and "epoch" in beat else f"{self._label}starting {spec.plan.ranks} rank(s) …"
+        text = (
+            self._text(beat, spec) if beat and "epoch" in beat else f"{self._label}starting {spec.plan.ranks} rank(s) …"
+        )
         if self._tty:
             width = shutil.get_terminal_size().columns - 1
             sys.stderr.write("\r\x1b[2K" + text[:width])

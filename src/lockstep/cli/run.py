@@ -27,8 +27,12 @@ Placement keys (where): launcher, hosts, ranks, threads, pin, device, backend, s
 docs/recipes.md and docs/placements.md say what each means.
 """
 
-runs_option = click.option("--runs", type=click.Path(path_type=Path), help="Where runs are kept (LOCKSTEP_RUNS, else ./runs).")
-data_root_option = click.option("--data-root", type=click.Path(path_type=Path), help="Look for the data set here first.")
+runs_option = click.option(
+    "--runs", type=click.Path(path_type=Path), help="Where runs are kept (LOCKSTEP_RUNS, else ./runs)."
+)
+data_root_option = click.option(
+    "--data-root", type=click.Path(path_type=Path), help="Look for the data set here first."
+)
 
 
 def complete_key(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
@@ -57,7 +61,12 @@ def read_words(words: tuple[str, ...], base: dict[str, Any] | None = None) -> tu
 @click.option("--name", help="Name of the run folder (default: made from time, model and placement).")
 @runs_option
 @data_root_option
-@click.option("--time-limit", "time_limit_s", type=click.FloatRange(min=0, min_open=True), help="Stop all ranks after so many seconds.")
+@click.option(
+    "--time-limit",
+    "time_limit_s",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Stop all ranks after so many seconds.",
+)
 @click.option("--host-index", type=click.IntRange(min=0), help="With hosts=N: which of them this one is, 0 to N-1.")
 @click.option("--dry-run", is_flag=True, help="Show what would run, and start nothing.")
 @click.option("--quiet", is_flag=True, help="No progress.")
@@ -98,7 +107,9 @@ def command(
     if not quiet:
         note(spec.plan.line())
         if spec.recipe.batch_per_rank:
-            note(f"batch stated per rank: the global batch is {spec.recipe.global_batch} on this placement, another recipe on others")
+            note(
+                f"batch stated per rank: the global batch is {spec.recipe.global_batch} on this placement, another recipe on others"
+            )
     try:
         run = execute(folder, spec, host_index or 0, progress)
     finally:
@@ -128,7 +139,9 @@ def warnings(spec: Any) -> list[str]:
             "they will take turns, and are not pinned"
         )
     if spec.plan.global_batch > spec.plan.train_samples:
-        found.append(f"global_batch={spec.plan.global_batch} is more than the {spec.plan.train_samples} training samples: one step an epoch")
+        found.append(
+            f"global_batch={spec.plan.global_batch} is more than the {spec.plan.train_samples} training samples: one step an epoch"
+        )
     return found
 
 
@@ -144,7 +157,15 @@ def _show_plan(words: tuple[str, ...], folder: Path, spec: Any, as_json: bool) -
     if as_json:
         import msgspec
 
-        print_json({"spec": msgspec.to_builtins(spec), "folder": str(folder), "exchange": payload, "host_commands": commands, "launch": raw})
+        print_json(
+            {
+                "spec": msgspec.to_builtins(spec),
+                "folder": str(folder),
+                "exchange": payload,
+                "host_commands": commands,
+                "launch": raw,
+            }
+        )
         return
     click.echo("# resolved recipe and placement; save it as a .toml file to run it again")
     click.echo(as_toml(spec.recipe, spec.placement))

@@ -37,10 +37,22 @@ def command(runs: Path | None, everything: bool, as_json: bool) -> None:
         return
     print_table(
         ["id", "state", "ranks", "batch", "epochs", "test acc", "train s", "images/s", "age"],
-        [[row["id"], row["state"], str(row["ranks"]), str(row["global_batch"]), str(row["epochs"]), _number(row["test_accuracy"], "{:.2%}"),
-          _number(row["train_seconds"], "{:.1f}"), _number(row["images_per_second"], "{:,.0f}"), _age(row["created"])] for row in rows],
+        [
+            [
+                row["id"],
+                row["state"],
+                str(row["ranks"]),
+                str(row["global_batch"]),
+                str(row["epochs"]),
+                _number(row["test_accuracy"], "{:.2%}"),
+                _number(row["train_seconds"], "{:.1f}"),
+                _number(row["images_per_second"], "{:,.0f}"),
+                _age(row["created"]),
+            ]
+            for row in rows
+        ],
         right=(2, 3, 4, 5, 6, 7, 8),
-    )  # fmt: skip
+    )
     if len(shown) < len(found):
         note(f"the newest {len(shown)} of {len(found)}; --all lists every one")
 
@@ -49,7 +61,9 @@ def line(run: Run) -> dict[str, Any]:
     """What the list says of one run; one that cannot be read is listed as such, not passed over."""
     spec = read_json(run.folder / "run.json")
     if spec is None or "plan" not in spec:
-        empty = dict.fromkeys(("ranks", "global_batch", "epochs", "test_accuracy", "train_seconds", "images_per_second"))
+        empty = dict.fromkeys(
+            ("ranks", "global_batch", "epochs", "test_accuracy", "train_seconds", "images_per_second")
+        )
         return {"id": run.id, "state": "unreadable", "created": 0.0, **empty}
     summary = run.summary() or {}
     return {

@@ -74,12 +74,20 @@ def print_run(run: Run, ranks: bool) -> None:
         print_table(
             ["epoch", "train loss", "train acc", "test loss", "test acc", "train s", "eval s", "images/s"],
             [
-                [str(e["epoch"]), f"{e['train_loss']:.4f}", f"{e['train_accuracy']:.2%}", f"{e['test_loss']:.4f}",
-                 f"{e['test_accuracy']:.2%}", f"{e['train_seconds']:.2f}", f"{e['eval_seconds']:.2f}", f"{e['images_per_second']:,.0f}"]
+                [
+                    str(e["epoch"]),
+                    f"{e['train_loss']:.4f}",
+                    f"{e['train_accuracy']:.2%}",
+                    f"{e['test_loss']:.4f}",
+                    f"{e['test_accuracy']:.2%}",
+                    f"{e['train_seconds']:.2f}",
+                    f"{e['eval_seconds']:.2f}",
+                    f"{e['images_per_second']:,.0f}",
+                ]
                 for e in epochs
             ],
             right=range(8),
-        )  # fmt: skip
+        )
     phases = step_phases(run)
     if phases:
         out.print(phases_line(phases))
@@ -106,7 +114,11 @@ def memory_text(summary: dict[str, Any]) -> str:
 def _agreement(summary: dict[str, Any], ranks: int) -> str:
     if ranks == 1:
         return "one rank"
-    return "all ranks ended with the same weights" if summary["ranks_agree"] else "[red]the ranks ended with DIFFERENT weights[/red]"
+    return (
+        "all ranks ended with the same weights"
+        if summary["ranks_agree"]
+        else "[red]the ranks ended with DIFFERENT weights[/red]"
+    )
 
 
 def _print_ranks(run: Run, ranks: int) -> None:
@@ -116,12 +128,29 @@ def _print_ranks(run: Run, ranks: int) -> None:
     for rank in range(ranks):
         epochs, phases = run.epochs(rank), rank_phases(run, rank)
         last = epochs[-1] if epochs else {}
-        rows.append([
-            str(rank),
-            f"{last['train_loss']:.4f}" if last else "–",
-            f"{last['train_accuracy']:.2%}" if last else "–",
-            f"{sum(e['train_seconds'] for e in epochs):.2f}" if epochs else "–",
-            *(f"{phases[name] / 1e3:.0f}" if phases else "–" for name in ("data", "forward", "backward", "exchange", "optimizer", "other", "total")),
-        ])  # fmt: skip
-    headers = ["rank", "train loss", "train acc", "train s", "data µs", "forward µs", "backward µs", "exchange µs", "optimizer µs", "other µs", "step µs"]
+        rows.append(
+            [
+                str(rank),
+                f"{last['train_loss']:.4f}" if last else "–",
+                f"{last['train_accuracy']:.2%}" if last else "–",
+                f"{sum(e['train_seconds'] for e in epochs):.2f}" if epochs else "–",
+                *(
+                    f"{phases[name] / 1e3:.0f}" if phases else "–"
+                    for name in ("data", "forward", "backward", "exchange", "optimizer", "other", "total")
+                ),
+            ]
+        )
+    headers = [
+        "rank",
+        "train loss",
+        "train acc",
+        "train s",
+        "data µs",
+        "forward µs",
+        "backward µs",
+        "exchange µs",
+        "optimizer µs",
+        "other µs",
+        "step µs",
+    ]
     print_table(headers, rows, right=range(len(headers)))

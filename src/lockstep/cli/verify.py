@@ -48,9 +48,18 @@ def command(words: tuple[str, ...], data_root: Path | None, keep: bool, as_json:
         else:
             print_table(
                 ["check", "placements", "difference", "allowed", ""],
-                [[c.what, c.against, _number(c.difference), _number(c.tolerance), "[green]ok[/green]" if c.passed else "[red]DIFFERENT[/red]"] for c in checks],
+                [
+                    [
+                        c.what,
+                        c.against,
+                        _number(c.difference),
+                        _number(c.tolerance),
+                        "[green]ok[/green]" if c.passed else "[red]DIFFERENT[/red]",
+                    ]
+                    for c in checks
+                ],
                 right=(2, 3),
-            )  # fmt: skip
+            )
             console().print(
                 f"Allowed: {GRADIENT_TOLERANCE:g} of a gradient's largest entry (rounding of float32 sums in another order gives about 1e-6; "
                 f"a wrong average is off by 1/{recipe.global_batch} or more), {LOSS_TOLERANCE:g} of a loss (rounding grows along the curve)."

@@ -74,4 +74,8 @@ def _normalisation(data: DataSet, recipe: Recipe, device: torch.device) -> tuple
         return 1 / 127.5, -1.0
     scale = [1 / (255 * deviation) for deviation in data.std]
     shift = [-mean / deviation for mean, deviation in zip(data.mean, data.std, strict=True)]
-    return tuple(torch.tensor(values, device=device).view(1, -1, 1, 1) for values in (scale, shift))
+    return _per_channel(scale, device), _per_channel(shift, device)
+
+
+def _per_channel(values: list[float], device: torch.device) -> torch.Tensor:
+    return torch.tensor(values, device=device).view(1, -1, 1, 1)

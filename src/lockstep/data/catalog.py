@@ -188,9 +188,7 @@ EMBEDDED_COLOR = Entry(
 )  # fmt: skip
 
 # The one table that the rest reads, so that a test (or a site with a mirror of its own) can put its entry in.
-CATALOG: dict[str, Entry] = {
-    entry.name: entry for entry in (MNIST, FASHION, CIFAR10, EMBEDDED, EMBEDDED_COLOR)
-}
+CATALOG: dict[str, Entry] = {entry.name: entry for entry in (MNIST, FASHION, CIFAR10, EMBEDDED, EMBEDDED_COLOR)}
 # Other spellings in use for the same sets.
 ALIASES = {"fashion": "fashion-mnist", "fashionmnist": "fashion-mnist", "fashion_mnist": "fashion-mnist",
            "cifar": "cifar10", "cifar-10": "cifar10"}  # fmt: skip
@@ -225,9 +223,7 @@ def check_name(name: str) -> None:
 def _resized(name: str, sized: re.Match[str]) -> Entry:
     entry = find(sized["set"])
     if entry.kind != "drawn":
-        raise InputError(
-            f"data '{name}': only the embedded sets can be had in another size, not {entry.name}"
-        )
+        raise InputError(f"data '{name}': only the embedded sets can be had in another size, not {entry.name}")
     train = int(sized["train"])
     test = int(sized["test"]) if sized["test"] else max(1, train // 6)
     if not (1 <= train <= _MOST and 1 <= test <= _MOST):
@@ -242,6 +238,4 @@ def _unknown(name: str) -> str:
         return f"data '{name}': name the callable as well, as in {name}:load"
     near = difflib.get_close_matches(name.lower(), [*CATALOG, *ALIASES], n=1)
     hint = f"did you mean '{ALIASES.get(near[0], near[0])}'?" if near else f"known: {', '.join(CATALOG)};"
-    return (
-        f"data '{name}' is not known; {hint} A set of your own: package.module:callable or file.py:callable"
-    )
+    return f"data '{name}' is not known; {hint} A set of your own: package.module:callable or file.py:callable"

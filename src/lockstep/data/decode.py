@@ -93,12 +93,7 @@ def members(stream: io.BufferedIOBase, wanted: set[str]) -> Iterator[tuple[str, 
         with tarfile.open(fileobj=stream, mode="r:*") as archive:
             for member in archive:
                 steps = member.name.split("/")
-                if (
-                    not member.isreg()
-                    or member.name.startswith("/")
-                    or ".." in steps
-                    or steps[-1] not in wanted
-                ):
+                if not member.isreg() or member.name.startswith("/") or ".." in steps or steps[-1] not in wanted:
                     continue
                 if member.size > _LARGEST_FILE:
                     raise Rejected(f"{member.name}: far too large")
@@ -193,9 +188,7 @@ def read_batch(content: bytes, shape: tuple[int, int, int]) -> tuple[NDArray[np.
 def _validate(entry: Entry, arrays: dict[str, NDArray[np.uint8]], split: str, count: int) -> None:
     images, labels = arrays[f"{split}-images"], arrays[f"{split}-labels"]
     if images.shape != (count, *entry.shape) or labels.shape != (count,):
-        raise Rejected(
-            f"{split}: images {images.shape}, labels {labels.shape}; expected {count} of {entry.shape}"
-        )
+        raise Rejected(f"{split}: images {images.shape}, labels {labels.shape}; expected {count} of {entry.shape}")
     if labels.max() >= entry.classes:
         raise Rejected(f"{split}: label {labels.max()} with only {entry.classes} classes")
 
@@ -244,8 +237,7 @@ def _owner(digest: str, content: bytes) -> str | None:
         for part in entry.parts:
             kind, _, expected = part.digest.partition(":")
             if part.size == len(content) and (
-                part.digest == digest
-                or hashlib.new(kind, content, usedforsecurity=False).hexdigest() == expected
+                part.digest == digest or hashlib.new(kind, content, usedforsecurity=False).hexdigest() == expected
             ):
                 return entry.name
     return None

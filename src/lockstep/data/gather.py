@@ -127,9 +127,7 @@ def _nowhere(gathered: Gathered, offline: bool) -> str:
     lines = [f"data set '{entry.name}' cannot be had; places tried, in this order:"]
     lines += [f"  {place}: {reason}" for place, reason in gathered.tried]
     files = [*(part.name for part in entry.parts[:2]), "…"] if entry.kind == "idx" else list(entry.archives)
-    lines.append(
-        f"How to go on: put its files ({', '.join(files)}) into a folder and give --data-root FOLDER;"
-    )
+    lines.append(f"How to go on: put its files ({', '.join(files)}) into a folder and give --data-root FOLDER;")
     if offline:
         lines.append("  or let it use the network (unset LOCKSTEP_OFFLINE);")
     lines.append("  or use the data set 'embedded', which needs no network.")

@@ -91,9 +91,7 @@ def _segments(path: str) -> list[Segment]:
             pieces.append((x, y, end_x, end_y))
         elif kind == "Q":
             bend_x, bend_y = numbers[:2]
-            points = [
-                _curve(x, y, bend_x, bend_y, end_x, end_y, step / _PIECES) for step in range(_PIECES + 1)
-            ]
+            points = [_curve(x, y, bend_x, bend_y, end_x, end_y, step / _PIECES) for step in range(_PIECES + 1)]
             pieces += [(*a, *b) for a, b in pairwise(points)]
         x, y = end_x, end_y
     return pieces

@@ -77,8 +77,7 @@ def _blocks(image: Pixels) -> list[str]:
     lines = []
     for upper, lower in zip(image[::2].tolist(), image[1::2].tolist(), strict=True):
         cells = [
-            f"\x1b[38;2;{a[0]};{a[1]};{a[2]};48;2;{b[0]};{b[1]};{b[2]}m▀"
-            for a, b in zip(upper, lower, strict=True)
+            f"\x1b[38;2;{a[0]};{a[1]};{a[2]};48;2;{b[0]};{b[1]};{b[2]}m▀" for a, b in zip(upper, lower, strict=True)
         ]
         lines.append("".join(cells) + "\x1b[0m")
     return lines

@@ -164,9 +164,7 @@ def _ask_root(gathered: Gathered, root: Path, voice: Voice) -> RootFact:
     if gathered.missing:
         fact.problem = gathered.tried[-1][1]
         if not bad:
-            voice.warn(
-                f"data root {root} does not have {gathered.entry.name} ({fact.problem}); looking elsewhere"
-            )
+            voice.warn(f"data root {root} does not have {gathered.entry.name} ({fact.problem}); looking elsewhere")
     else:
         fact.origin = "; ".join(gathered.origins)
     return fact
@@ -177,9 +175,7 @@ def _put_aside(damage: Damage, voice: Voice) -> str:
     reason = f"{damage.file.name}: {damage.reason}"
     if damage.file.exists():
         aside = set_aside(damage.file)
-        voice.warn(
-            f"{damage.file} is not used: {damage.reason}. Moved aside to {aside}; making the set again"
-        )
+        voice.warn(f"{damage.file} is not used: {damage.reason}. Moved aside to {aside}; making the set again")
         return f"{reason} (moved aside to {aside.name})"
     voice.warn(f"{damage.file} is missing; making the set again")
     return reason
@@ -194,9 +190,7 @@ def _make(
     try:
         return to_arrays(entry, gathered.contents), "; ".join(gathered.origins)
     except Rejected as error:
-        raise DataError(
-            f"data set '{entry.name}' does not have the form that the catalog says: {error}"
-        ) from None
+        raise DataError(f"data set '{entry.name}' does not have the form that the catalog says: {error}") from None
 
 
 def _draw(entry: Entry) -> dict[str, NDArray[np.uint8]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from lockstep.data.decode import Rejected
@@ -44,6 +45,21 @@ class _Array:
         self.shape, self.content, self.fortran = tuple(shape), bytes(content), bool(fortran)
 
 
+class _Function:
+    """A function that a pickle may call, and cannot change: the instruction that sets state is refused."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._call(*arguments)
+
+    def __setstate__(self, state: Any) -> None:
+        raise Rejected("pickle tries to change a function")
+
+
 def _reconstruct(kind: Any, *_: Any) -> _Array:
     if kind is not _Array:
         raise Rejected("array of an unknown class")
@@ -66,11 +82,11 @@ def _encode(text: Any, encoding: Any = "latin1") -> bytes:
 _ADMITTED: dict[tuple[str, str], Any] = {
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _Dtype,
-    ("_codecs", "encode"): _encode,
+    ("_codecs", "encode"): _Function(_encode),
 }
 for _package in ("numpy.core", "numpy._core"):  # the path before and since numpy 2
-    _ADMITTED[f"{_package}.multiarray", "_reconstruct"] = _reconstruct
-    _ADMITTED[f"{_package}.numeric", "_frombuffer"] = _frombuffer
+    _ADMITTED[f"{_package}.multiarray", "_reconstruct"] = _Function(_reconstruct)
+    _ADMITTED[f"{_package}.numeric", "_frombuffer"] = _Function(_frombuffer)
 
 
 class _Reader(pickle.Unpickler):

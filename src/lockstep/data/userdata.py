@@ -43,9 +43,7 @@ def open_user(spec: str, scratch: Path | None, voice: Voice) -> Resident:
             resident.install(work, folder)
             found = resident.open_folder(folder)
     except OSError as error:
-        raise InputError(
-            f"data '{spec}' cannot be laid down in {scratch}: {error.strerror or error}"
-        ) from None
+        raise InputError(f"data '{spec}' cannot be laid down in {scratch}: {error.strerror or error}") from None
     if not isinstance(found, Resident):
         raise InputError(f"data '{spec}' was laid down in {folder} and cannot be read back")
     return found
@@ -63,9 +61,7 @@ def _make(spec: str, work: Path) -> None:
         arrays[f"{split}-images"], arrays[f"{split}-labels"] = images, labels
     shapes = {arrays[f"{split}-images"].shape[1:] for split in ("train", "test")}
     if len(shapes) > 1:
-        raise InputError(
-            f"{label}: train and test images differ in shape: {' and '.join(map(str, sorted(shapes)))}"
-        )
+        raise InputError(f"{label}: train and test images differ in shape: {' and '.join(map(str, sorted(shapes)))}")
     names = _class_names(values, arrays, label)
     for split in ("train", "test"):
         kind = np.uint8 if len(names) <= 256 else np.int64
@@ -88,14 +84,10 @@ def _by_name(result: Any, label: str) -> dict[str, Any]:
     if isinstance(result, Mapping):
         absent = [key for key in _KEYS if key not in result]
         if absent:
-            raise InputError(
-                f"{label} returned a mapping without {', '.join(absent)}; it needs {', '.join(_KEYS)}"
-            )
+            raise InputError(f"{label} returned a mapping without {', '.join(absent)}; it needs {', '.join(_KEYS)}")
         unknown = [str(key) for key in result if key not in (*_KEYS, "classes")]
         if unknown:
-            raise InputError(
-                f"{label} returned unknown keys {', '.join(unknown)}; known: {', '.join(_KEYS)}, classes"
-            )
+            raise InputError(f"{label} returned unknown keys {', '.join(unknown)}; known: {', '.join(_KEYS)}, classes")
         return dict(result)
     if isinstance(result, tuple | list) and len(result) in (4, 5):
         return dict(zip((*_KEYS, "classes"), result, strict=False))
@@ -120,9 +112,7 @@ def _images(value: Any, label: str) -> NDArray[np.uint8]:
     array = _array(value, label)
     if array.dtype != np.uint8:
         hint = " (x * 255).round().astype('uint8') for values from 0 to 1;" if array.dtype.kind == "f" else ""
-        raise InputError(
-            f"{label} is {array.dtype}; give uint8 from 0 to 255:{hint} Lockstep normalizes it itself"
-        )
+        raise InputError(f"{label} is {array.dtype}; give uint8 from 0 to 255:{hint} Lockstep normalizes it itself")
     if array.ndim == 3:
         array = array[:, None]
     if array.ndim != 4:
@@ -160,7 +150,5 @@ def _class_names(values: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], 
         raise InputError(f"{label}: 'classes' must be a number above 0 or the list of names, not {given!r}")
     for split, top in largest.items():
         if top >= len(names):
-            raise InputError(
-                f"{label}: {split}_labels has label {top}, but the classes are 0 to {len(names) - 1}"
-            )
+            raise InputError(f"{label}: {split}_labels has label {top}, but the classes are 0 to {len(names) - 1}")
     return names

@@ -24,7 +24,11 @@ LAUNCHERS = {"single": spawn.starts, "spawn": spawn.starts, "torchrun": torchrun
 
 
 def prepare(
-    recipe: Recipe, placement: Placement, options: Options | None = None, runs: Path | None = None, name: str | None = None
+    recipe: Recipe,
+    placement: Placement,
+    options: Options | None = None,
+    runs: Path | None = None,
+    name: str | None = None,
 ) -> tuple[Path, Spec]:
     """Check everything that can be checked before a process starts. Returns the folder the run will have, and its spec."""
     options = options or Options()
@@ -75,7 +79,9 @@ def starts_of(spec: Spec, folder: Path, host_index: int) -> list[Start]:
 def execute(folder: Path, spec: Spec, host_index: int = 0, progress: Progress | None = None) -> Run:
     """Run it. Returns the finished run, or raises the one-line error that says which rank failed and why."""
     if not 0 <= host_index < spec.placement.hosts:
-        raise InputError(f"--host-index {host_index}: hosts={spec.placement.hosts} are numbered 0 to {spec.placement.hosts - 1}")
+        raise InputError(
+            f"--host-index {host_index}: hosts={spec.placement.hosts} are numbered 0 to {spec.placement.hosts - 1}"
+        )
     try:
         if host_index == 0:
             torchrun.check_port(spec)

@@ -24,7 +24,8 @@ def main() -> None:
         torchrun.main(words)
     except ChildFailedError as error:
         accounts = [
-            {"rank": rank, "exit_code": failure.exitcode, "time": failure.timestamp} for rank, failure in error.failures.items()
+            {"rank": rank, "exit_code": failure.exitcode, "time": failure.timestamp}
+            for rank, failure in error.failures.items()
         ]
         write_atomic(folder / f"agent-{host_index}.json", {"failures": accounts})
         sys.exit(RunFailed.exit_code)

@@ -31,6 +31,8 @@ def exchanged_bytes(spec: Spec) -> dict[str, Any]:
 def host_commands(words: tuple[str, ...], folder: Path, spec: Spec) -> list[str]:
     """The command to type on each host; the folder may be shared between them or not."""
     return [
-        shlex.join(["lockstep", "run", *words, "--runs", str(folder.parent), "--name", folder.name, "--host-index", str(host)])
+        shlex.join(
+            ["lockstep", "run", *words, "--runs", str(folder.parent), "--name", folder.name, "--host-index", str(host)]
+        )
         for host in range(spec.placement.hosts)
     ]

@@ -120,18 +120,30 @@ def first_cause(run: Run, watched: list[Watched]) -> dict[str, Any]:
         account = own[0]
         where = f" after step {account['step']}" if account["step"] else ""
         text = f"rank {account['rank']}{where}: {account['kind']}: {account['message']}"
-        return {"cause": text, "rank": account["rank"], "step": account["step"], "exit_code": account["exit_code"],
-                "message": account["message"]}  # fmt: skip
+        return {
+            "cause": text,
+            "rank": account["rank"],
+            "step": account["step"],
+            "exit_code": account["exit_code"],
+            "message": account["message"],
+        }
     if killed:
         rank, name = killed[0]["rank"], killed[0]["signal"]
         step = _step_of(run, rank)
         hint = " (by hand, or by the system for lack of memory)" if name == "SIGKILL" else ""
-        return {"cause": f"rank {rank} was killed by {name} after step {step}{hint}", "rank": rank, "signal": name, "step": step}
+        return {
+            "cause": f"rank {rank} was killed by {name} after step {step}{hint}",
+            "rank": rank,
+            "signal": name,
+            "step": step,
+        }
     if accounts:
         account = accounts[0]
         text = f"rank {account['rank']} after step {account['step']}: lost the other ranks: {account['message']}"
         return {"cause": text, "rank": account["rank"], "step": account["step"]}
-    codes = ", ".join(f"{w.start.rank if w.start.rank is not None else 'launcher'}: {w.process.returncode}" for w in watched)
+    codes = ", ".join(
+        f"{w.start.rank if w.start.rank is not None else 'launcher'}: {w.process.returncode}" for w in watched
+    )
     return {"cause": f"no rank left an account (exit codes {codes}); see {run.folder / 'launcher.log'}"}
 
 

@@ -15,7 +15,11 @@ from lockstep.run import Spec
 def arguments(spec: Spec, folder: Path, host_index: int) -> list[str]:
     """What follows the word `torchrun`."""
     placement = spec.placement
-    words = [f"--nnodes={placement.hosts}", f"--nproc-per-node={placement.ranks // placement.hosts}", "--max-restarts=0"]
+    words = [
+        f"--nnodes={placement.hosts}",
+        f"--nproc-per-node={placement.ranks // placement.hosts}",
+        "--max-restarts=0",
+    ]
     if placement.rendezvous is None:
         words.append("--standalone")
     else:
@@ -26,7 +30,14 @@ def arguments(spec: Spec, folder: Path, host_index: int) -> list[str]:
 
 def starts(spec: Spec, folder: Path, host_index: int) -> list[Start]:
     """torchrun itself, inside a small agent of ours that keeps its account of a failure (launch/agent.py)."""
-    argv = [sys.executable, "-m", "lockstep.launch.agent", str(folder), str(host_index), *arguments(spec, folder, host_index)]
+    argv = [
+        sys.executable,
+        "-m",
+        "lockstep.launch.agent",
+        str(folder),
+        str(host_index),
+        *arguments(spec, folder, host_index),
+    ]
     return [Start(argv, thread_environment(spec.placement), default_environment(spec.placement))]
 
 
@@ -42,5 +53,7 @@ def check_port(spec: Spec) -> None:
     except socket.gaierror:
         raise InputError(f"rendezvous={host}:{port}: there is no host '{host}'") from None
     except OSError as error:
-        hint = "choose another port" if error.errno == 98 else "it must be an address of the first host (--host-index 0)"
+        hint = (
+            "choose another port" if error.errno == 98 else "it must be an address of the first host (--host-index 0)"
+        )
         raise InputError(f"rendezvous={host}:{port} cannot be used: {error.strerror}; {hint}") from None

@@ -5,6 +5,8 @@ On a CPU it reads `perf_counter_ns`. On a GPU it records device events, which ar
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import pairwise
 from time import perf_counter_ns
 from typing import Any, Protocol
 
@@ -72,7 +74,7 @@ class CudaClock:
     def __init__(self, log: StepLog) -> None:
         import torch
 
-        self._event = lambda: torch.cuda.Event(enable_timing=True)
+        self._event: Any = partial(torch.cuda.Event, enable_timing=True)
         self._log = log
         self._marks: list[tuple[int, Any]] = []
         self._ready: Any = None
@@ -118,7 +120,7 @@ class CudaClock:
             self._pending[-1][3][-1][1].synchronize()
         for epoch, samples, start_ns, marks in self._pending:
             phases = [0] * len(PHASES)
-            for (_, before), (phase, event) in zip(marks, marks[1:], strict=False):
+            for (_, before), (phase, event) in pairwise(marks):
                 if phase >= 0:
                     phases[phase] += round(before.elapsed_time(event) * 1e6)
             self._log.write(epoch, samples, start_ns, phases, round(marks[0][1].elapsed_time(marks[-1][1]) * 1e6))

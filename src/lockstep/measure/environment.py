@@ -71,6 +71,6 @@ def fingerprint(device: Any) -> dict[str, Any]:
             "gpu": properties.name,
             "gpu_memory_bytes": properties.total_memory,
             "cuda": torch.version.cuda,
-            "cudnn": torch.backends.cudnn.version(),
+            "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
         }
     return seen

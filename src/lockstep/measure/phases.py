@@ -1,7 +1,7 @@
 """Where a step goes: the mean time of each phase, per rank and over all ranks. The phases add up to the step.
 
-Definition: a phase's time is its mean over the steps after warm-up; "other" is what no phase accounts for; a step's time
-is the maximum over ranks.
+Definition: a phase's time is its mean over the steps after warm-up; "other" is what no phase accounts for; a step's
+time is the maximum over ranks.
 """
 
 from __future__ import annotations
@@ -45,7 +45,11 @@ def step_phases(run: Run) -> dict[str, Any] | None:
     mean = {name: float(np.mean([part[name] for part in known])) for name in (*NAMES, "total")}
     return {
         "mean_ns": mean,
-        "step_ns": {"mean": float(slowest.mean()), "median": float(np.median(slowest)), "p95": float(np.percentile(slowest, 95))},
+        "step_ns": {
+            "mean": float(slowest.mean()),
+            "median": float(np.median(slowest)),
+            "p95": float(np.percentile(slowest, 95)),
+        },
         "ranks": parts,
     }
 

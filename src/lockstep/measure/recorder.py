@@ -56,7 +56,14 @@ class Recorder:
 
     def beat(self, state: str, **more: Any) -> None:
         """A sign of life: replaced in place, not forced to disk (a lost one costs nothing)."""
-        record = {"rank": self.rank, "state": state, "time": time.time(), "pid": os.getpid(), "host": platform.node(), **more}
+        record = {
+            "rank": self.rank,
+            "state": state,
+            "time": time.time(),
+            "pid": os.getpid(),
+            "host": platform.node(),
+            **more,
+        }
         write_atomic(self.folder / "status.json", record, durable=False)
 
     def epoch(self, record: dict[str, Any], test: dict[str, float]) -> None:

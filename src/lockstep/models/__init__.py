@@ -30,9 +30,27 @@ class ModelInfo:
 CATALOGUE = {
     info.name: info
     for info in (
-        ModelInfo("mnist-convnet", "lockstep.models.nets:mnist_convnet", (1, 28, 28), "mnist", "document D: two small convolutions"),
-        ModelInfo("cifar-vgg", "lockstep.models.nets:cifar_vgg", (3, 32, 32), "cifar10", "document A: VGG-like, six convolutions"),
-        ModelInfo("tied-conv", "lockstep.models.nets:TiedConv", (1, 28, 28), "mnist", "document C: one convolution applied k times"),
+        ModelInfo(
+            "mnist-convnet",
+            "lockstep.models.nets:mnist_convnet",
+            (1, 28, 28),
+            "mnist",
+            "document D: two small convolutions",
+        ),
+        ModelInfo(
+            "cifar-vgg",
+            "lockstep.models.nets:cifar_vgg",
+            (3, 32, 32),
+            "cifar10",
+            "document A: VGG-like, six convolutions",
+        ),
+        ModelInfo(
+            "tied-conv",
+            "lockstep.models.nets:TiedConv",
+            (1, 28, 28),
+            "mnist",
+            "document C: one convolution applied k times",
+        ),
     )
 }
 
@@ -42,7 +60,9 @@ def check_name(name: str) -> None:
     if name in CATALOGUE or is_spec(name):
         return
     near = difflib.get_close_matches(name, CATALOGUE, n=1)
-    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(CATALOGUE)}; your own: path/to/file.py:callable"
+    hint = (
+        f"did you mean '{near[0]}'?" if near else f"known: {', '.join(CATALOGUE)}; your own: path/to/file.py:callable"
+    )
     raise InputError(f"model={name}: no such model; {hint}")
 
 
@@ -84,7 +104,9 @@ def check_fits(model: nn.Module, recipe: Recipe, shape: Shape, classes: int) -> 
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         if info and info.shape != shape:
             reason = f"it takes {'x'.join(map(str, info.shape))}; choose data={info.data} or another model"
-        raise InputError(f"model={recipe.model} cannot take the {size} images of data={recipe.data}: {reason}") from None
+        raise InputError(
+            f"model={recipe.model} cannot take the {size} images of data={recipe.data}: {reason}"
+        ) from None
     finally:
         model.train(training)
     if not isinstance(output, torch.Tensor) or output.dim() != 2 or output.shape[0] != 2:

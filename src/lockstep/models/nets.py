@@ -9,10 +9,15 @@ from torch import nn
 def mnist_convnet() -> nn.Module:
     """Document D: 4,266 parameters."""
     return nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(8 * 7 * 7, 10),
-    )  # fmt: skip
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(8 * 7 * 7, 10),
+    )
 
 
 def cifar_vgg() -> nn.Module:

@@ -11,11 +11,24 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
 from lockstep.parallel.ranks import Rank
 from lockstep.placement import Placement
 
-# libuv's listener gives no message a user could act on where a port is taken; torch's own does, and is as fast here.
+# How the backends say that a connection broke or that nobody answered in time.
+PEER_LOSS = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Broken pipe",
+    "Timed out waiting",
+    "Wait timeout",
+    "Socket Timeout",
+    "recvValue failed",
+    "sendBytes failed",
+    "NCCL communicator was aborted",
+)
 
 
 def join(placement: Placement, rank: Rank, folder: Path) -> None:
@@ -24,7 +37,7 @@ def join(placement: Placement, rank: Rank, folder: Path) -> None:
     if placement.launcher == "torchrun":
         dist.init_process_group(placement.backend, timeout=timeout)
     else:
-        store = dist.FileStore(str(folder / "rendezvous"), rank.world)
+        store = FileStore(str(folder / "rendezvous"), rank.world)
         store.set_timeout(timeout)
         dist.init_process_group(placement.backend, store=store, rank=rank.rank, world_size=rank.world, timeout=timeout)
 
@@ -70,9 +83,7 @@ def _device() -> torch.device:
 def is_peer_loss(error: BaseException) -> bool:
     """Whether an error only says that another rank went away: a consequence, not the first cause."""
     text = str(error)
-    signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket Timeout", "Timed out waiting",
-             "NCCL communicator was aborted", "Connection refused", "Wait timeout", "recvValue failed", "sendBytes failed")  # fmt: skip
-    return isinstance(error, RuntimeError) and any(sign in text for sign in signs)
+    return isinstance(error, RuntimeError) and any(sign in text for sign in PEER_LOSS)
 
 
 def gather(values: list[float]) -> list[list[float]]:

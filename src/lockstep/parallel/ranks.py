@@ -47,5 +47,7 @@ def detect(launcher: str, expected_world: int, environment: Mapping[str, str] = 
         raise InputError(f"launcher={launcher}: {missing} not set: start this worker through 'lockstep run'")
     rank = Rank(*(int(environment[name]) for name in names))
     if rank.world != expected_world:
-        raise InputError(f"launcher={launcher} started {rank.world} ranks, but the run was planned for ranks={expected_world}")
+        raise InputError(
+            f"launcher={launcher} started {rank.world} ranks, but the run was planned for ranks={expected_world}"
+        )
     return rank

@@ -34,7 +34,7 @@ class Strategy(Protocol):
 class Single:
     """One process: nothing to exchange."""
 
-    exchange = None
+    exchange: Callable[[], None] | None = None
 
     def __init__(self, model: nn.Module, placement: Placement, device: torch.device) -> None:
         self.model = model
@@ -47,10 +47,10 @@ class Single:
 class Ddp:
     """PyTorch's DistributedDataParallel. It averages over ranks; we want the sum, hence the scale."""
 
-    exchange = None
+    exchange: Callable[[], None] | None = None
 
     def __init__(self, model: nn.Module, placement: Placement, device: torch.device) -> None:
-        self.model = nn.parallel.DistributedDataParallel(
+        self.model: nn.Module = nn.parallel.DistributedDataParallel(
             model,
             device_ids=[device.index] if device.type == "cuda" else None,
             gradient_as_bucket_view=True,
@@ -58,11 +58,12 @@ class Ddp:
         self.gradient_scale = float(placement.ranks)
 
     def no_exchange(self) -> AbstractContextManager[None]:
+        assert isinstance(self.model, nn.parallel.DistributedDataParallel)
         context: AbstractContextManager[None] = self.model.no_sync()
         return context
 
 
-STRATEGIES: dict[str, type[Strategy]] = {"single": Single, "ddp": Ddp}
+STRATEGIES: dict[str, Callable[[nn.Module, Placement, torch.device], Strategy]] = {"single": Single, "ddp": Ddp}
 
 
 def build(name: str, model: nn.Module, placement: Placement, device: torch.device) -> Strategy:

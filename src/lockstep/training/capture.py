@@ -20,7 +20,10 @@ def gradients(run: Run, rank: Rank, model: nn.Module, stepper: Stepper, train: B
     train.visit(sample_order(recipe, 1, plan.train_samples) if recipe.shuffle else None)
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     last = (plan.steps_per_epoch - 1) * plan.global_batch
-    for label, first, count in (("first", 0, min(plan.global_batch, plan.train_samples)), ("last", last, plan.last_batch)):
+    for label, first, count in (
+        ("first", 0, min(plan.global_batch, plan.train_samples)),
+        ("last", last, plan.last_batch),
+    ):
         found = stepper.gradients_only(first, count)
         if rank.is_first:
             arrays = {name: gradient.cpu().numpy() for name, gradient in zip(names, found, strict=True)}

@@ -39,7 +39,15 @@ class Trainer:
     """Trains one model on one rank and writes what happened."""
 
     def __init__(
-        self, run: Run, spec: Spec, rank: Rank, model: nn.Module, stepper: Stepper, train: Batches, test: Batches, recorder: Recorder
+        self,
+        run: Run,
+        spec: Spec,
+        rank: Rank,
+        model: nn.Module,
+        stepper: Stepper,
+        train: Batches,
+        test: Batches,
+        recorder: Recorder,
     ) -> None:
         self._run, self._spec, self._rank, self._model = run, spec, rank, model
         self._stepper, self._train, self._test, self._recorder = stepper, train, test, recorder
@@ -68,11 +76,20 @@ class Trainer:
         cpu_seconds = process_time() - cpu
         loss, correct, own = recorder.log.totals(first_row)
         begin = perf_counter()
-        test = evaluate(self._model, self._test, self._spec.plan.test_samples, self._spec.placement.eval_batch, self._rank)
+        test = evaluate(
+            self._model, self._test, self._spec.plan.test_samples, self._spec.placement.eval_batch, self._rank
+        )
         eval_seconds = perf_counter() - begin
-        mine = {"epoch": epoch, "rank": self._rank.rank, "steps": self._steps - first_row, "samples": own,
-                "train_loss": loss / max(1, own), "train_accuracy": correct / max(1, own), "train_seconds": seconds,
-                "eval_seconds": eval_seconds}  # fmt: skip
+        mine = {
+            "epoch": epoch,
+            "rank": self._rank.rank,
+            "steps": self._steps - first_row,
+            "samples": own,
+            "train_loss": loss / max(1, own),
+            "train_accuracy": correct / max(1, own),
+            "train_seconds": seconds,
+            "eval_seconds": eval_seconds,
+        }
         recorder.epoch(mine, {"test/loss": test.loss, "test/accuracy": test.accuracy})
         logging_seconds = recorder.logging_seconds - logged
         loss, correct_sum, counted, cpu_seconds = reduce_sum([loss, float(correct), float(own), cpu_seconds])
@@ -84,9 +101,21 @@ class Trainer:
         totals.logging_seconds += logging_seconds
         totals.train_images += samples
         if self._rank.is_first:
-            append_line(self._run.folder / "epochs.jsonl", _epoch_record(
-                epoch, self._steps, samples, loss / counted, correct_sum / counted, test, seconds, cpu_seconds, eval_seconds,
-                logging_seconds))  # fmt: skip
+            append_line(
+                self._run.folder / "epochs.jsonl",
+                _epoch_record(
+                    epoch,
+                    self._steps,
+                    samples,
+                    loss / counted,
+                    correct_sum / counted,
+                    test,
+                    seconds,
+                    cpu_seconds,
+                    eval_seconds,
+                    logging_seconds,
+                ),
+            )
 
     def _steps_of(self, epoch: int) -> int:
         """The steps of one epoch, up to the planned end or a collective stop; returns the samples visited."""
@@ -139,8 +168,17 @@ class Trainer:
 
 
 def _epoch_record(
-    epoch: int, steps: int, samples: int, loss: float, accuracy: float, test: Evaluation, seconds: float, cpu: float, evaluating: float, logging: float
-) -> dict[str, Any]:  # fmt: skip
+    epoch: int,
+    steps: int,
+    samples: int,
+    loss: float,
+    accuracy: float,
+    test: Evaluation,
+    seconds: float,
+    cpu: float,
+    evaluating: float,
+    logging: float,
+) -> dict[str, Any]:
     return {
         "epoch": epoch,
         "step": steps,

