@@ -40,6 +40,21 @@ def join(placement: Placement, rank: Rank, folder: Path) -> None:
         store = FileStore(str(folder / "rendezvous"), rank.world)
         store.set_timeout(timeout)
         dist.init_process_group(placement.backend, store=store, rank=rank.rank, world_size=rank.world, timeout=timeout)
+    if placement.backend == "gloo":
+        _calm_gloo()
+
+
+def _calm_gloo() -> None:
+    """Keep gloo's polling thread from holding the core that its own rank waits for.
+
+    The thread `gloo_tcp_loop` polls, so on a pinned core the kernel lets the threads that it has just woken wait for its
+    time slice, up to 4 ms. As a batch thread it gives way at once: an all-reduce of 17 KB between two pinned ranks fell
+    from 1.7 ms to 0.35 ms in the mean (docs/placements.md). No privilege is needed; elsewhere than on Linux nothing is done.
+    """
+    for task in Path("/proc/self/task").glob("*"):
+        with suppress(OSError, ValueError):
+            if (task / "comm").read_text().strip() == "gloo_tcp_loop":
+                os.sched_setscheduler(int(task.name), os.SCHED_BATCH, os.sched_param(0))
 
 
 def leave() -> None:
