@@ -19,9 +19,9 @@ def die_with_parent() -> None:
         return
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    # The parent may have ended before we asked.
+    # The parent may have ended before we asked; then somebody else is our parent by now.
     expected = os.environ.get(PARENT)
-    if os.getppid() == 1 and expected not in (None, "1"):
+    if expected is not None and os.getppid() != int(expected):
         os._exit(128 + signal.SIGTERM)
 
 

@@ -35,6 +35,10 @@ ENDED = ("done", "failed", "cancelled")
 STALLED_AFTER_S = 30.0
 
 
+class FolderExists(InputError):
+    """The folder of a new run is there already."""
+
+
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What a run does beside training: neither the mathematics nor the place."""
 
@@ -58,7 +62,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     options: Options = Options()
     data_origin: str = ""
     command: list[list[str]] = []
-    """The exact launch command, one list of words per process this host starts."""
+    """The exact launch command, environment included: one list of words per process that the first host starts."""
 
 
 def runs_root(given: Path | None = None) -> Path:
@@ -132,7 +136,7 @@ class Run:
             run.write_spec(spec)
             run.write_status("planned")
         except FileExistsError:
-            raise InputError(f"run folder {run.folder} exists already: choose another --name") from None
+            raise FolderExists(f"run folder {run.folder} exists already: choose another --name") from None
         except OSError as error:
             raise folder_error(run.folder, error) from None
         return run

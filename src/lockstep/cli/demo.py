@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from lockstep.cli.output import console, json_option, note, print_json, print_table
+from lockstep.cli.output import console, json_option, note, print_json, table
 from lockstep.cli.run import data_root_option, runs_option
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 EPILOG = """\b
 Examples:
@@ -66,7 +69,7 @@ def command(runs: Path | None, data_root: Path | None, as_json: bool) -> None:
     if as_json:
         print_json(report)
     else:
-        _print(report, data)
+        render(report, data, console())
 
 
 def _data_name(data_root: Path | None) -> str:
@@ -118,10 +121,11 @@ def compare(results: list[tuple[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _print(report: dict[str, Any], data: str) -> None:
+def render(report: dict[str, Any], data: str, out: Console) -> None:
+    """The table and the three lines below it; docs/pictures.py draws the same."""
     from lockstep.verify import LOSS_TOLERANCE
 
-    print_table(
+    rows = table(
         [f"mnist-convnet on {data}", "train time", "speed-up", "images/s", "test accuracy", "memory, all ranks"],
         [
             [
@@ -136,7 +140,7 @@ def _print(report: dict[str, Any], data: str) -> None:
         ],
         right=(1, 2, 3, 4, 5),
     )
-    out = console()
+    out.print(rows)
     same = report["loss_difference"] <= LOSS_TOLERANCE and report["ranks_agree"]
     verdict = "[green]agrees[/green]" if same else "[red]DIFFERS[/red]"
     out.print(

@@ -152,7 +152,7 @@ def _show_plan(words: tuple[str, ...], folder: Path, spec: Any, as_json: bool) -
 
     payload = exchanged_bytes(spec)
     hosts = range(spec.placement.hosts)
-    raw = [[start.argv for start in starts_of(spec, folder, host)] for host in hosts]
+    raw = [[start.words() for start in starts_of(spec, folder, host)] for host in hosts]
     commands = host_commands(words, folder, spec) if spec.placement.hosts > 1 else []
     if as_json:
         import msgspec

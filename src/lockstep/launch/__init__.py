@@ -18,8 +18,10 @@ from lockstep.launch.supervise import Progress, supervise
 from lockstep.measure.environment import version_of
 from lockstep.placement import Placement, plan, resolve
 from lockstep.recipe import Recipe
-from lockstep.run import Options, Run, Spec, new_id, runs_root
+from lockstep.run import FolderExists, Options, Run, Spec, new_id, runs_root
 
+# How long a host waits for another one that is making the run folder they share.
+JOIN_S = 10.0
 LAUNCHERS = {"single": spawn.starts, "spawn": spawn.starts, "torchrun": torchrun.starts}
 
 
@@ -50,7 +52,7 @@ def prepare(
         options=options,
         data_origin=origin,
     )
-    command = [start.argv for start in starts_of(spec, folder, host_index=0)]
+    command = [start.words() for start in starts_of(spec, folder, host_index=0)]
     return folder, msgspec.structs.replace(spec, command=command)
 
 
@@ -96,14 +98,22 @@ def execute(folder: Path, spec: Spec, host_index: int = 0, progress: Progress | 
 
 
 def _folder_for(folder: Path, spec: Spec) -> Run:
-    if spec.placement.hosts > 1 and (folder / "run.json").exists():
-        # Another host came first on a shared file system: join it, if it is the same run.
-        run = Run.open(folder)
-        there = run.spec()
-        if (there.recipe, there.placement) != (spec.recipe, spec.placement):
-            raise InputError(f"run folder {folder} holds another recipe or placement: choose another --name")
-        return run
-    return Run.create(folder.parent, spec)
+    """Make the run folder; of several hosts that share a file system, one makes it and the others join."""
+    try:
+        return Run.create(folder.parent, spec)
+    except FolderExists:
+        if spec.placement.hosts == 1:
+            raise
+    until = time.monotonic() + JOIN_S
+    while not (folder / "run.json").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    run = Run.open(folder)
+    there = run.spec()
+    # Hosts may differ in their number of cores, and so in threads; in nothing else.
+    same = msgspec.structs.replace(there.placement, threads=spec.placement.threads) == spec.placement
+    if there.recipe != spec.recipe or not same:
+        raise InputError(f"run folder {folder} holds another recipe or placement: choose another --name")
+    return run
 
 
 def train(

@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 from lockstep.errors import RunFailed
-from lockstep.process import die_with_parent
+from lockstep.process import PARENT, die_with_parent
 from lockstep.run import write_atomic
 
 
 def main() -> None:
     die_with_parent()
+    os.environ[PARENT] = str(os.getpid())  # of the ranks that torchrun starts
     folder, host_index, words = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
 
     from torch.distributed import run as torchrun

@@ -29,6 +29,10 @@ class Start:
     """Set only where the user has not."""
     rank: int | None = None
 
+    def words(self) -> list[str]:
+        """The whole command, environment included, as it can be typed into a shell."""
+        return ["env", *(f"{name}={value}" for name, value in self.environment.items()), *self.argv]
+
 
 def worker_argv(folder: Path) -> list[str]:
     return [sys.executable, "-m", "lockstep.worker", str(folder)]

@@ -30,9 +30,8 @@ def exchanged_bytes(spec: Spec) -> dict[str, Any]:
 
 def host_commands(words: tuple[str, ...], folder: Path, spec: Spec) -> list[str]:
     """The command to type on each host; the folder may be shared between them or not."""
-    return [
-        shlex.join(
-            ["lockstep", "run", *words, "--runs", str(folder.parent), "--name", folder.name, "--host-index", str(host)]
-        )
-        for host in range(spec.placement.hosts)
-    ]
+    options = spec.options
+    more = ["--data-root", options.data_root] if options.data_root else []
+    more += ["--time-limit", f"{options.time_limit_s:g}"] if options.time_limit_s else []
+    common = ["lockstep", "run", *words, *more, "--runs", str(folder.parent), "--name", folder.name]
+    return [shlex.join([*common, "--host-index", str(host)]) for host in range(spec.placement.hosts)]

@@ -53,7 +53,9 @@ def supervise(run: Run, spec: Spec, starts: list[Start], host_index: int, progre
             raise folder_error(run.folder, error) from None
         finally:
             _end_all(watched)
-        if any(w.process.returncode for w in watched):
+        # A rank that stumbles on its way out, after rank 0 has written the results, does not undo them.
+        finished = first_host and run.recorded_status()["state"] == "done"
+        if any(w.process.returncode for w in watched) and not finished:
             _report_failure(run, spec, watched, first_host)
 
 
