@@ -28,9 +28,11 @@ def executable() -> str:
     return str(Path(sys.executable).parent / "lockstep")
 
 
-def train(global_batch: int, ranks: int, threads: int, samples: int | None, core: int | None) -> Span:
+def train(
+    global_batch: int, ranks: int, threads: int, samples: int | None, core: int | None, more: tuple[str, ...] = ()
+) -> Span:
     """Train one epoch by `lockstep run` in a fresh process; `train_seconds` is the training loop alone."""
-    words = [*RECIPE, f"global_batch={global_batch}", f"ranks={ranks}", f"threads={threads}"]
+    words = [*RECIPE, f"global_batch={global_batch}", f"ranks={ranks}", f"threads={threads}", *more]
     if samples is not None:
         words.append(f"train_limit={samples}")
     with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as runs:

@@ -1,11 +1,13 @@
-"""Two ranks against one at the same global batch, and, for honesty, against one rank that has both cores."""
+"""Two ranks against one at the same global batch; for honesty also against one rank that has both cores, and against
+two ranks that exchange nothing, which is what the machine itself allows."""
 
 from __future__ import annotations
 
 import os
 from functools import partial
+from pathlib import Path
 
-from benchmarks import ours, stats
+from benchmarks import no_exchange, ours, stats
 from benchmarks.record import Section, compare
 from benchmarks.rounds import Contender, interleave
 from benchmarks.settings import Settings
@@ -14,6 +16,7 @@ GLOBAL_BATCH = 256
 ONE = "ranks=1 threads=1"
 TWO = "ranks=2 threads=1"
 WIDE = "ranks=1 threads=2"
+LIMIT = "ranks=2 threads=1, no exchange"
 TARGET = 1.7
 LOSS_TOLERANCE = 1e-3
 
@@ -25,6 +28,8 @@ def measure(settings: Settings) -> Section:
         name: partial(ours.train, GLOBAL_BATCH, ranks, threads, settings.samples, None)
         for name, (ranks, threads) in layout.items()
     }
+    strategy = f"strategy={Path(no_exchange.__file__)}:NoExchange"
+    contenders[LIMIT] = partial(ours.train, GLOBAL_BATCH, 2, 1, settings.samples, None, (strategy,))
     outcome = interleave("scaling", contenders, settings.repeats, settings.seed)
     section = Section(
         "scaling",
@@ -33,7 +38,13 @@ def measure(settings: Settings) -> Section:
         "rate",
         outcome.measurements,
     )
-    for faster, slower, target in ((TWO, ONE, TARGET), (WIDE, ONE, None), (TWO, WIDE, None)):
+    for faster, slower, target in (
+        (TWO, ONE, TARGET),
+        (WIDE, ONE, None),
+        (TWO, WIDE, None),
+        (LIMIT, ONE, None),
+        (TWO, LIMIT, None),
+    ):
         found = compare(outcome.measurements, faster, slower, "speed", "wall", target)
         if found:
             section.comparisons.append(found)
@@ -48,7 +59,7 @@ def check(section: Section) -> None:
     if not section.measurements:
         section.refuse("nothing was measured")
         return
-    spread = stats.relative_spread([one.details["loss"] for one in section.measurements])
+    spread = stats.relative_spread([one.details["loss"] for one in section.measurements if one.contender != LIMIT])
     section.notes.append(f"Mean training losses differ by {spread:.1e} at most over all placements and rounds.")
     if spread > LOSS_TOLERANCE:
         section.refuse(f"losses differ by {spread:.1e}, more than {LOSS_TOLERANCE:.0e}: not the same mathematics")

@@ -36,7 +36,7 @@ class Recorder:
         self.logging_seconds = 0.0
         self._next_beat_ns = 0
         self._events_upto = 0
-        self._last_beat = (0, perf_counter_ns())
+        self._last_beat: tuple[int, int] | None = None
         self._samples = 0
 
     def after_step(self, epoch: int, step: int, samples: int) -> None:
@@ -48,8 +48,10 @@ class Recorder:
         started = perf_counter()
         self._next_beat_ns = now + BEAT_NS
         self.clock.settle()
-        samples_before, ns_before = self._last_beat
-        rate = (self._samples - samples_before) / max(1e-9, (now - ns_before) / 1e9)
+        rate = None  # until there are two beats to compare
+        if self._last_beat is not None:
+            samples_before, ns_before = self._last_beat
+            rate = (self._samples - samples_before) / ((now - ns_before) / 1e9)
         self._last_beat = (self._samples, now)
         self.beat("running", epoch=epoch, step=step, loss=self.log.mean_loss(last=50), images_per_second=rate)
         self.logging_seconds += perf_counter() - started
