@@ -76,12 +76,14 @@ def work(run: Run, spec: Spec, rank: Rank) -> None:
 def main() -> None:
     run = Run.open(Path(sys.argv[1]))
     spec = run.spec()
-    rank = detect(spec.placement.launcher, spec.plan.ranks)
+    rank = detect(spec.placement)
     folder = run.rank_folder(rank.rank)
     die_with_parent()
     redirect_output(folder / "log.txt")
     if spec.placement.pin and spec.placement.device == "cpu":
-        pin(rank.local_rank, rank.local_world, spec.placement.threads or 1)
+        # Emulated hosts share this machine's cores, so there the rank's place in the whole world counts.
+        place = (rank.rank, rank.world) if spec.placement.emulated else (rank.local_rank, rank.local_world)
+        pin(*place, spec.placement.threads or 1)
     try:
         work(run, spec, rank)
     except LockstepError as error:

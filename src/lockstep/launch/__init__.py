@@ -16,8 +16,9 @@ from lockstep.launch import spawn, torchrun
 from lockstep.launch.base import Start
 from lockstep.launch.supervise import Progress, supervise
 from lockstep.measure.environment import version_of
-from lockstep.placement import Placement, plan, resolve
+from lockstep.placement import Placement, one_command_per_host, plan
 from lockstep.recipe import Recipe
+from lockstep.resolve import resolve
 from lockstep.run import FolderExists, Options, Run, Spec, new_id, runs_root
 
 # How long a host waits for another one that is making the run folder they share.
@@ -102,7 +103,7 @@ def _folder_for(folder: Path, spec: Spec) -> Run:
     try:
         return Run.create(folder.parent, spec)
     except FolderExists:
-        if spec.placement.hosts == 1:
+        if not one_command_per_host(spec.placement):
             raise
     until = time.monotonic() + JOIN_S
     while not (folder / "run.json").exists() and time.monotonic() < until:

@@ -150,7 +150,7 @@ def first_cause(run: Run, watched: list[Watched]) -> dict[str, Any]:
 
 
 def _killed(run: Run, watched: list[Watched]) -> Iterator[dict[str, Any]]:
-    """Ranks that a signal ended before we ended any: from our own children, and from torchrun's accounts."""
+    """Ranks that a signal ended before we ended any: our own children, torchrun's accounts, and the sitters'."""
     for w in watched:
         if w.start.rank is not None and w.ended is not None and w.process.returncode < 0:
             yield {"rank": w.start.rank, "signal": signal.Signals(-w.process.returncode).name, "time": w.ended}
@@ -158,6 +158,10 @@ def _killed(run: Run, watched: list[Watched]) -> Iterator[dict[str, Any]]:
         for account in (read_json(path) or {}).get("failures", []):
             if account["exit_code"] < 0:
                 yield {**account, "signal": signal.Signals(-account["exit_code"]).name}
+    for path in run.folder.glob("ranks/*/exit.json"):
+        ended = read_json(path)
+        if ended:
+            yield {**ended, "signal": signal.Signals(-ended["exit_code"]).name}
 
 
 def _step_of(run: Run, rank: int) -> int:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from lockstep.errors import InputError
 from lockstep.launch.base import Start, default_environment, thread_environment
-from lockstep.placement import split_address
+from lockstep.placement import ranks_per_host
+from lockstep.resolve import split_address
 from lockstep.run import Spec
 
 
@@ -17,7 +18,7 @@ def arguments(spec: Spec, folder: Path, host_index: int) -> list[str]:
     placement = spec.placement
     words = [
         f"--nnodes={placement.hosts}",
-        f"--nproc-per-node={placement.ranks // placement.hosts}",
+        f"--nproc-per-node={ranks_per_host(placement)}",
         "--max-restarts=0",
     ]
     if placement.rendezvous is None:

@@ -34,14 +34,27 @@ PEER_LOSS = (
 def join(placement: Placement, rank: Rank, folder: Path) -> None:
     """Meet the other ranks. On one host that we started ourselves they meet in a file: no port can be taken."""
     timeout = timedelta(seconds=placement.timeout_s)
-    if placement.launcher == "torchrun":
-        dist.init_process_group(placement.backend, timeout=timeout)
+    backend = _registered(placement.backend)
+    if placement.launcher in ("torchrun", "slurm"):  # MASTER_ADDR and MASTER_PORT are set
+        dist.init_process_group(backend, init_method="env://", rank=rank.rank, world_size=rank.world, timeout=timeout)
     else:
         store = FileStore(str(folder / "rendezvous"), rank.world)
         store.set_timeout(timeout)
-        dist.init_process_group(placement.backend, store=store, rank=rank.rank, world_size=rank.world, timeout=timeout)
-    if placement.backend == "gloo":
-        _calm_gloo()
+        dist.init_process_group(backend, store=store, rank=rank.rank, world_size=rank.world, timeout=timeout)
+    _calm_gloo()
+
+
+def _registered(backend: str) -> str:
+    """torch's name of a backend; ours are made known to it first."""
+    if backend == "mpi":
+        from lockstep.parallel import mpi_group
+
+        return mpi_group.register()
+    if backend == "shm":
+        from lockstep.parallel import shm_group
+
+        return shm_group.register()
+    return backend
 
 
 def _calm_gloo() -> None:
