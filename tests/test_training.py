@@ -147,28 +147,6 @@ def test_order_depends_on_seed_and_epoch_alone() -> None:
     assert not torch.equal(one, sample_order(recipe, 2, 703))
 
 
-def test_seed_to_weights_is_the_same_whatever_was_drawn_before() -> None:
-    torch.manual_seed(1)
-    one = models.build(Recipe())
-    torch.rand(100)
-    two = models.build(Recipe())
-    for a, b in zip(one.parameters(), two.parameters(), strict=True):
-        assert torch.equal(a, b)
-
-
-@pytest.mark.parametrize(("name", "parameters"), [("mnist-convnet", 4_266), ("cifar-vgg", 2_625_962)])
-def test_published_parameter_counts(name: str, parameters: int) -> None:
-    assert sum(p.numel() for p in models.build(Recipe(model=name)).parameters()) == parameters
-
-
-def test_tied_conv_shares_its_weights_whatever_k() -> None:
-    counts = {
-        k: sum(p.numel() for p in models.build(Recipe(model="tied-conv", model_args={"k": k})).parameters())
-        for k in (2, 10)
-    }
-    assert counts[2] == counts[10]
-
-
 @pytest.mark.parametrize("normalize", ["half", "standard", "none"])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_batches_equal_a_naive_reader(normalize: Any, memory_format: torch.memory_format) -> None:

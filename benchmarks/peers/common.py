@@ -75,13 +75,13 @@ class Stopwatch:
 def build_net(options: Options) -> nn.Module:
     """Document D's net, 4,266 parameters; the seed is set right before, so everyone starts from the same."""
     torch.manual_seed(SEED)
+    # The tuned variants pool first, as Lockstep's own net does: the same bits for a quarter of the ReLU's work.
+    after = (nn.MaxPool2d(2), nn.ReLU()) if options.channels_last else (nn.ReLU(), nn.MaxPool2d(2))
     net = nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
+        *after,
         nn.Conv2d(4, 8, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
+        *after,
         nn.Flatten(),
         nn.Linear(392, 10),
     )

@@ -1,0 +1,70 @@
+"""The published nets: as the reports describe them, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from lockstep import models
+from lockstep.recipe import Recipe
+
+
+def as_reported(name: str) -> nn.Module:
+    """The reports' own order: convolution, ReLU, max-pool."""
+    if name == "mnist-convnet":
+        return nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(),
+            nn.MaxPool2d(2), nn.Flatten(), nn.Linear(392, 10),
+        )  # fmt: skip
+    convolutions: list[nn.Module] = []
+    for a, b, c in ((3, 32, 64), (64, 128, 256), (256, 256, 256)):
+        convolutions += [
+            nn.Conv2d(a, b, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(b, c, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ]
+    head = [nn.Flatten(), nn.Linear(4096, 256), nn.ReLU(), nn.Linear(256, 32), nn.ReLU(), nn.Linear(32, 10)]
+    return nn.Sequential(*convolutions, *head)
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("mnist-convnet", 4_266), ("cifar-vgg", 2_625_962)])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_same_bits_as_the_reports_order(name: str, parameters: int, memory_format: torch.memory_format) -> None:
+    ours = models.build(Recipe(model=name, seed=5)).to(memory_format=memory_format)
+    assert sum(p.numel() for p in ours.parameters()) == parameters
+    theirs = as_reported(name).to(memory_format=memory_format)
+    theirs.load_state_dict(dict(zip(theirs.state_dict(), ours.state_dict().values(), strict=True)))
+    torch.manual_seed(0)
+    images = torch.randn(6, *models.CATALOGUE[name].shape)
+    images[:, :, :14] = -1.0  # a plain background: many equal numbers within a pooling window
+    images = images.to(memory_format=memory_format)
+    labels = torch.arange(6)
+    outputs = []
+    for model in (ours, theirs):
+        scores = model(images)
+        functional.cross_entropy(scores, labels).backward()
+        outputs.append(scores)
+    assert torch.equal(outputs[0], outputs[1])
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert a.grad is not None
+        assert b.grad is not None
+        assert torch.equal(a.grad, b.grad)
+
+
+def test_tied_conv_shares_its_weights_whatever_k() -> None:
+    recipes = {k: Recipe(model="tied-conv", model_args={"k": k}) for k in (2, 10)}
+    counts = {k: sum(p.numel() for p in models.build(recipe).parameters()) for k, recipe in recipes.items()}
+    assert counts[2] == counts[10]
+
+
+def test_seed_to_weights_is_the_same_whatever_was_drawn_before() -> None:
+    torch.manual_seed(1)
+    one = models.build(Recipe())
+    torch.rand(100)
+    two = models.build(Recipe())
+    for a, b in zip(one.parameters(), two.parameters(), strict=True):
+        assert torch.equal(a, b)
