@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from lockstep.errors import InputError
 from lockstep.recipe import Positive, PositiveFloat, Recipe
@@ -65,6 +66,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """HOST:PORT where ranks of several hosts meet (torchrun); on one host a free port is taken."""
     timeout_s: PositiveFloat = 60.0
     """How long a rank waits for the others before it gives up."""
+    max_restarts: Annotated[int, Meta(ge=0)] = 0
+    """How often torchrun starts all ranks again after one failed, from the last whole epoch."""
     mpi: Literal["auto", "openmpi", "mpich"] = "auto"
     """Which MPI `launcher=mpirun` uses, where there are several."""
     slurm: Slurm = Slurm()

@@ -60,6 +60,8 @@ def _check_hosts(placement: Placement) -> None:
         raise InputError(
             f"launcher={launcher} stays on one host, not hosts={hosts}: choose launcher=torchrun or launcher=slurm"
         )
+    if placement.max_restarts and launcher != "torchrun":
+        raise InputError(f"max_restarts has no effect with launcher={launcher}: leave it out, or use launcher=torchrun")
     if one_command_per_host(placement) and rendezvous is None:
         raise InputError(f"hosts={hosts} need a meeting point: add rendezvous=FIRST_HOST:29500")
     if rendezvous is not None:

@@ -19,10 +19,13 @@ def arguments(spec: Spec, folder: Path, host_index: int) -> list[str]:
     words = [
         f"--nnodes={placement.hosts}",
         f"--nproc-per-node={ranks_per_host(placement)}",
-        "--max-restarts=0",
+        f"--max-restarts={placement.max_restarts}",
     ]
     if placement.rendezvous is None:
         words.append("--standalone")
+    elif placement.max_restarts:
+        # Only torchrun's own rendezvous can bring several hosts together again. It hands out ranks as hosts arrive.
+        words += ["--rdzv-backend=c10d", f"--rdzv-endpoint={placement.rendezvous}", f"--rdzv-id={spec.id}"]
     else:
         host, port = split_address(placement.rendezvous)
         words += [f"--node-rank={host_index}", f"--master-addr={host}", f"--master-port={port}"]

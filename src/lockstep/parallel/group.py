@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from lockstep.parallel.ranks import Rank
 from lockstep.placement import Placement
@@ -36,11 +37,13 @@ def join(placement: Placement, rank: Rank, folder: Path) -> None:
     timeout = timedelta(seconds=placement.timeout_s)
     backend = _registered(placement.backend)
     if placement.launcher in ("torchrun", "slurm"):  # MASTER_ADDR and MASTER_PORT are set
-        dist.init_process_group(backend, init_method="env://", rank=rank.rank, world_size=rank.world, timeout=timeout)
+        shared, _, _ = next(rendezvous("env://", rank.rank, rank.world, timeout=timeout))
+        # torchrun keeps its store when it starts the ranks again; the addresses of the dead ones must not be found in it.
+        store: Store = PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", shared)
     else:
         store = FileStore(str(folder / "rendezvous"), rank.world)
-        store.set_timeout(timeout)
-        dist.init_process_group(backend, store=store, rank=rank.rank, world_size=rank.world, timeout=timeout)
+    store.set_timeout(timeout)
+    dist.init_process_group(backend, store=store, rank=rank.rank, world_size=rank.world, timeout=timeout)
     _calm_gloo()
 
 
