@@ -15,7 +15,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found; install Python 3.11 or later, or set PYTHON=..."; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install --quiet --editable '.[test,lint]'
+	$(BIN)/python -m pip install --quiet --editable '.[test,lint,mpi]'
 	touch $@
 
 setup: $(VENV)/.installed  ## Make .venv and install everything.
@@ -23,7 +23,9 @@ setup: $(VENV)/.installed  ## Make .venv and install everything.
 demo: setup  ## Train the MNIST net with one process and with two ranks, and compare.
 	$(BIN)/lockstep demo
 
+# Slurm comes from the system's packages, where we may install them; without it, its tests are skipped and say so.
 test: setup  ## Run every test.
+	@bash .ci/slurm
 	$(BIN)/python -m pytest
 
 lint: setup  ## Check style and types.

@@ -16,7 +16,7 @@ from msgspec import Meta
 from lockstep.errors import InputError
 from lockstep.recipe import Positive, PositiveFloat, Recipe
 
-STRATEGIES = ("single", "ddp")
+STRATEGIES = ("single", "ddp", "flat")
 
 
 class Slurm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,7 +55,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     device: Literal["auto", "cpu", "cuda"] = "auto"
     backend: Literal["auto", "gloo", "nccl", "mpi", "shm"] = "auto"
     strategy: str = "auto"
-    """single, ddp, or your own as path/to/file.py:Class (see docs/placements.md)."""
+    """single, ddp, flat, or your own as path/to/file.py:Class (see docs/placements.md)."""
     micro_batch: Positive | None = None
     """Samples in one forward pass of one rank; unstated, the rank's whole share of the global batch."""
     accumulation: Positive | None = None

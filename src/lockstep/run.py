@@ -61,6 +61,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     plan: Plan
     options: Options = Options()
     data_origin: str = ""
+    why_backend: str = ""
+    """How backend=auto came to its choice."""
     command: list[list[str]] = []
     """The exact launch command, environment included: one list of words per process that the first host starts."""
 

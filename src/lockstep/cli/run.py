@@ -107,6 +107,8 @@ def command(
     progress = None if quiet else ProgressLine()
     if not quiet:
         note(spec.plan.line())
+        if spec.why_backend:
+            note(f"backend {spec.why_backend}")
         if spec.recipe.batch_per_rank:
             note(
                 f"batch stated per rank: the global batch is {spec.recipe.global_batch} on this placement, another recipe on others"
@@ -174,6 +176,8 @@ def _show_plan(words: tuple[str, ...], folder: Path, spec: Any, as_json: bool) -
     click.echo(as_toml(spec.recipe, spec.placement))
     click.echo(f"# {spec.plan.line()}")
     click.echo(f"# {payload['line']}")
+    if spec.why_backend:
+        click.echo(f"# backend {spec.why_backend}")
     click.echo(f"# run folder: {folder}")
     for host, line in enumerate(commands):
         click.echo(f"# on host {host}:\n{line}")

@@ -21,7 +21,11 @@ from lockstep.run import Run, write_atomic
 
 
 def main() -> None:
+    # The launcher between us and the supervisor is our parent, not the process that this names.
+    os.environ.pop(PARENT, None)
     die_with_parent()
+    if os.getppid() == 1:  # the launcher ended before we asked
+        sys.exit(128 + signal.SIGTERM)
     run = Run.open(Path(sys.argv[1]))
     rank = detect(run.spec().placement)
     environment = {**os.environ, PARENT: str(os.getpid())}

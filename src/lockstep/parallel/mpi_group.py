@@ -1,5 +1,79 @@
-"""The backend `mpi`."""
+"""The backend `mpi`: a process group of torch.distributed on mpi4py, for wheels of PyTorch that were built without MPI.
+
+torch's own name "mpi" is never looked up among registered backends, so this one has another name there. The collectives
+are in mpi_collectives.py, what a tensor is to MPI in mpi_buffers.py, waiting and progress in mpi_work.py.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from typing import Any, NoReturn
+
+import torch.distributed as dist
+
+from lockstep.errors import InputError
+
+try:
+    import mpi4py
+
+    # Finalize waits for all ranks, so one that ends by an exception would wait for ever: see _finalize.
+    mpi4py.rc.finalize = False
+    # Not by the import but in register(), which first looks whether launcher and library fit.
+    mpi4py.rc.initialize = False
+    from mpi4py import MPI
+except (ImportError, RuntimeError) as problem:  # RuntimeError: no MPI library was found
+    raise InputError(f"backend=mpi: {str(problem).partition(chr(10))[0]}: pip install 'lockstep[mpi]'") from None
+
+from lockstep.parallel.mpi_collectives import NAME, MpiGroup, open_groups
+
+
+def _create(given: Any, options: Any = None) -> MpiGroup:
+    """Called by torch for the world and for every subgroup that this rank is part of."""
+    world = MPI.COMM_WORLD
+    ranks = list(given.global_ranks_in_group)
+    if ranks:
+        return MpiGroup(world.Create_group(world.group.Incl(ranks)), given.timeout)
+    _check_world(given.group_rank, given.group_size)
+    return MpiGroup(world.Dup(), given.timeout)
+
+
+def _check_launcher() -> None:
+    """MPICH's library aborts the rank under Open MPI's mpirun, so this is looked at before it is initialized."""
+    if "OMPI_COMM_WORLD_SIZE" in os.environ and MPI.get_vendor()[0] != "Open MPI":
+        _refuse(int(os.environ["OMPI_COMM_WORLD_SIZE"]), "knows nothing of Open MPI's mpirun")
+
+
+def _check_world(rank: int, size: int) -> None:
+    """Otherwise every rank finds itself alone in its world, and nothing else would notice."""
+    world = MPI.COMM_WORLD
+    if (world.rank, world.size) != (rank, size):
+        _refuse(size, f"is rank {world.rank} of {world.size}")
+
+
+def _refuse(size: int, but: str) -> NoReturn:
+    vendor, version = MPI.get_vendor()
+    word = {"Open MPI": "openmpi", "MPICH": "mpich"}.get(vendor, "auto")
+    raise InputError(
+        f"backend=mpi: the launcher started {size} ranks, but mpi4py's library, {vendor} {'.'.join(map(str, version))}, {but}: "
+        f"launcher and library are of different MPIs: choose mpi={word}, or reinstall one of them"
+    )
+
+
+@atexit.register
+def _finalize() -> None:
+    """Only after success: with a group still open this rank failed, and mpirun is to end the others, not to wait."""
+    if not open_groups and MPI.Is_initialized() and not MPI.Is_finalized():
+        MPI.Finalize()
 
 
 def register() -> str:
-    raise RuntimeError("the mpi backend is being written")
+    """Make the backend known to torch. Returns the name for init_process_group."""
+    if NAME.upper() not in dist.Backend._plugins:
+        _check_launcher()
+        if not MPI.Is_initialized():
+            MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+            raise InputError("backend=mpi: this MPI library was built without thread support (MPI_THREAD_MULTIPLE)")
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+    return NAME
