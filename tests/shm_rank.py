@@ -43,16 +43,15 @@ class Session:
     """The group, from the test's side."""
 
     def __init__(
-        self, folder: Path, ranks: int, backend: str = "shm", hosts: str | None = None, timeout: float = 20
+        self, folder: Path, ranks: int, hosts: str, timeout: float = 20, name: str = "session", backend: str = "shm"
     ) -> None:
         """`hosts` is one letter a rank: ranks with the same letter are told that they share a host."""
-        self.ranks = range(ranks)
-        store = folder / f"store-{backend}-{hosts or ranks}"
+        self.ranks, self.hosts = range(ranks), hosts
+        store = folder / f"{name}-{hosts}"
         self.processes = []
         for rank in self.ranks:
             environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-            if hosts:
-                environment["LOCKSTEP_HOST_KEY"] = hosts[rank]
+            environment["LOCKSTEP_HOST_KEY"] = hosts[rank]
             words = [sys.executable, __file__, str(store), str(rank), str(ranks), backend, str(timeout)]
             pipe = subprocess.PIPE
             self.processes.append(subprocess.Popen(words, stdin=pipe, stdout=pipe, env=environment))
@@ -76,7 +75,7 @@ class Session:
 
     def close(self) -> list[int]:
         for process in self.processes:
-            assert process.stdin and process.stdout
+            assert process.stdin
             process.stdin.close()
         return [process.wait(20) for process in self.processes]
 

@@ -41,6 +41,7 @@ TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
+EnforcePartLimits=ALL
 ReturnToService=2
 KillWait=2
 SlurmdTimeout=5

@@ -21,13 +21,14 @@ from hypothesis import strategies as st
 
 from conftest import SHORT, Cli, processes_of, wait_for
 from lockstep.errors import InputError, RunFailed
-from lockstep.launch import emulate
+from lockstep.launch import discard, emulate, prepare
 from lockstep.launch.emulate import Network
 from lockstep.launch.link import Link, parse_link
 from lockstep.launch.tunlink import QUEUE_S, Wire
 from lockstep.measure.records import read_steps
 from lockstep.placement import Placement
 from lockstep.run import Run
+from lockstep.settings import load
 
 here = pytest.mark.skipif(emulate.problem() is not None, reason=str(emulate.problem()))
 LINKS = st.builds(
@@ -344,7 +345,10 @@ def test_a_dry_run_shows_every_command_and_makes_nothing(cli: Cli) -> None:
         ]
         assert command[7:11] == [*interface, f"--net=emulated-host-{host}"]
         assert command[-3:-1] == ["-m", "lockstep.worker"]
-    [agents] = json.loads(cli(*words, "launcher=torchrun").stdout)["launch"]
+    recipe, placement = load([], [*SHORT, "ranks=4", "hosts=emulated:2", "launcher=torchrun"])
+    folder, spec = prepare(recipe, placement, runs=cli.runs)
+    agents = spec.command
+    discard(folder)
     assert len(agents) == 2
     for host, command in enumerate(agents):
         assert [*interface, f"--net=emulated-host-{host}"] == command[3:7]

@@ -18,7 +18,7 @@ import pytest
 import slurm_cluster
 from conftest import SHORT, Cli, processes_of, wait_for
 from lockstep.errors import InputError
-from lockstep.launch import slurm, slurm_script
+from lockstep.launch import mpirun, slurm, slurm_script
 from lockstep.measure.records import read_steps
 from lockstep.placement import Placement, Slurm, plan
 from lockstep.recipe import Recipe
@@ -83,10 +83,9 @@ def test_what_would_mean_something_else_in_the_script_is_refused(options: Slurm,
     assert words in str(error.value)
 
 
-def test_dry_run_shows_the_command_without_a_slurm(cli: Cli) -> None:
-    shown = json.loads(cli("run", *SHORT, *ON_SLURM, "ranks=2", "--dry-run", "--json", "--name", "one").stdout)
-    assert shown["launch"] == [[["env", "sbatch", str(cli.runs / "one" / "job.sbatch")]]]
-    assert not cli.runs.exists()
+def test_the_command_is_known_without_a_slurm() -> None:
+    start = slurm.starts(spec_of(SCRIPTS["srun"]), Path("/shared/one"), 0)
+    assert [words.argv for words in start] == [["sbatch", "/shared/one/job.sbatch"]]
 
 
 def test_without_slurm_the_error_says_what_to_install(cli: Cli) -> None:
@@ -170,32 +169,83 @@ def test_four_ranks_on_two_nodes(on_cluster: Cli, alone: dict[str, Any], ranks_b
     assert len(document["ranks"]) == 4
 
 
-def test_inside_an_allocation_srun_starts_the_ranks(on_cluster: Cli, alone: dict[str, Any]) -> None:
-    words = on_cluster.argv("run", *SHORT, *ON_SLURM, "hosts=2", "ranks=2", "--json")
-    allocated = subprocess.run(
-        ["salloc", "--quiet", "-N2", *words],
-        env=on_cluster.environment,
-        cwd=on_cluster.folder,
+@pytest.mark.skipif(
+    mpirun.library_kind() != "mpich", reason="mpi4py with MPICH is not installed: pip install 'lockstep[mpi]'"
+)
+def test_the_mpi_backend_through_pmi2(on_cluster: Cli, alone: dict[str, Any]) -> None:
+    words = ("hosts=2", "ranks=2", "backend=mpi")
+    assert_same_as_alone(on_cluster.run(*SHORT, *ON_SLURM, *words, "slurm.mpi=pmi2"), alone)
+    message = on_cluster.error("run", *SHORT, *ON_SLURM, *words, "slurm.mpi=none", code=2)
+    assert "the launcher started 2 ranks, but" in message, "never two worlds of one rank"
+
+
+def allocated(cli: Cli, nodes: int, *words: str) -> subprocess.Popen[str]:
+    """`lockstep run` as people type it into the shell that salloc gives them."""
+    return subprocess.Popen(
+        ["salloc", "--quiet", f"-N{nodes}", *cli.argv("run", *words)],
+        env=cli.environment,
+        cwd=cli.folder,
         text=True,
-        capture_output=True,
-        timeout=60,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
-    assert allocated.returncode == 0, allocated.stderr
-    assert_same_as_alone(json.loads(allocated.stdout), alone)
+
+
+def test_inside_an_allocation_srun_starts_the_ranks(on_cluster: Cli, alone: dict[str, Any]) -> None:
+    process = allocated(on_cluster, 2, *SHORT, *ON_SLURM, "hosts=2", "ranks=2", "--json")
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert_same_as_alone(json.loads(output), alone)
     run = Run.find("last", on_cluster.runs)
-    assert run.spec().command[0][-2:] == ["bash", str(run.folder / "job.sbatch")]
+    assert run.spec().command[0][-2:] == ["lockstep.launch.slurm_step", str(run.folder / "job.sbatch")]
     assert not (run.folder / "job.json").exists(), "no job of its own"
 
 
-@pytest.mark.parametrize("ranks_by", ["srun", "torchrun"])
-def test_kill_9_of_one_rank_ends_the_job_and_names_it(on_cluster: Cli, ranks_by: str) -> None:
-    process, run, _ = started(on_cluster, "hosts=2", "ranks=2", f"slurm.ranks_by={ranks_by}")
+def test_inside_an_allocation_ranks_end_with_the_command(on_cluster: Cli) -> None:
+    process = allocated(on_cluster, 2, *ENDLESS, "hosts=2", "ranks=2")
+    run: Run = wait_for(lambda: next((Run(p.parent) for p in on_cluster.runs.glob("*/run.json")), None), what="the run")
+    wait_for(lambda: run.recorded_status()["state"] == "running", what="the ranks")
+    os.kill(int(run.recorded_status()["supervisor_pid"]), signal.SIGKILL)
+    process.communicate(timeout=20)
+    wait_for(lambda: not processes_of(run.folder), seconds=5, what="every process to be gone")
+    assert run.status()["state"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "expected"),
+    [
+        (("hosts=2", "ranks=2"), 2, r"hosts=2, but this is inside Slurm job \d+ with 1 node\(s\): ask salloc for more"),
+        (("ranks=3",), 3, r"srun in Slurm job \d+ started no rank: srun: error: .*[Mm]ore processors requested"),
+    ],
+)
+def test_an_allocation_that_is_too_small(on_cluster: Cli, words: tuple[str, ...], code: int, expected: str) -> None:
+    process = allocated(on_cluster, 1, *SHORT, *ON_SLURM, *words)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == code, errors
+    assert re.search(expected, errors.strip().splitlines()[-1]), errors
+
+
+def test_kill_9_of_one_rank_ends_the_job_and_names_it(on_cluster: Cli) -> None:
+    process, run, _ = started(on_cluster, "hosts=2", "ranks=2")
     os.kill(int(run.rank_statuses()[1]["pid"]), signal.SIGKILL)
     last = end_of(process, run, code=3)
     assert re.match(r"lockstep: run failed: rank 1 was killed by SIGKILL after step \d+", last), last
     status = run.status()
     assert (status["state"], status["rank"], status["signal"]) == ("failed", 1, "SIGKILL")
     assert (read_json(run.folder / "job.json") or {})["name"] == "FAILED"
+
+
+def test_kill_9_of_a_torchrun_agent_leaves_no_rank_training(on_cluster: Cli) -> None:
+    process, run, _ = started(on_cluster, "hosts=2", "ranks=2", "slurm.ranks_by=torchrun")
+    agent = Path(f"/proc/{run.rank_statuses()[1]['pid']}/stat").read_text().rpartition(")")[2].split()[1]
+    assert b"lockstep.launch.agent" in Path(f"/proc/{agent}/cmdline").read_bytes()
+    os.kill(int(agent), signal.SIGKILL)
+    last = end_of(process, run, code=3)
+    # Either the other rank noticed first, or srun ended it before it could say so.
+    assert re.search(
+        r"run failed: (rank 0 after step \d+: lost the other ranks|Slurm job .* node2: task 1: Killed)", last
+    )
+    assert run.status()["state"] == "failed"
 
 
 def test_scancel_from_outside(on_cluster: Cli, cluster: Cluster) -> None:
@@ -206,10 +256,9 @@ def test_scancel_from_outside(on_cluster: Cli, cluster: Cluster) -> None:
     assert run.status()["state"] == "failed"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_cancels_the_job(on_cluster: Cli, cluster: Cluster, number: int) -> None:
+def test_ctrl_c_cancels_the_job(on_cluster: Cli, cluster: Cluster) -> None:
     process, run, job = started(on_cluster, "hosts=2", "ranks=2")
-    process.send_signal(number)
+    process.send_signal(signal.SIGINT)
     assert "stopped; what was measured is in" in end_of(process, run, code=130)
     assert run.status()["state"] == "cancelled"
     assert "JobState=CANCELLED" in cluster("scontrol", "-o", "show", "job", job).stdout
@@ -223,7 +272,7 @@ def test_a_queued_job_says_why_and_can_be_stopped(on_cluster: Cli, cluster: Clus
     assert re.match(r"Slurm job \d+: pending \(JobHeldUser\), \d+ s so far", line), line
     run = Run.find("last", on_cluster.runs)
     assert run.status()["state"] == "starting"
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)  # the same as Ctrl-C
     assert "stopped" in end_of(process, run, code=130)
     job = run.folder / "job.json"
     assert "JobState=CANCELLED" in cluster("scontrol", "-o", "show", "job", (read_json(job) or {})["job"]).stdout
@@ -233,7 +282,7 @@ def test_a_queued_job_says_why_and_can_be_stopped(on_cluster: Cli, cluster: Clus
     ("words", "expected"),
     [
         (("slurm.partition=nope",), r"nvalid partition name specified; change slurm.partition"),
-        (("threads=5",), r"Requested node configuration is not available; change hosts, ranks or threads"),
+        (("hosts=3", "ranks=3"), r"Node count specification invalid; change hosts, ranks or threads"),
         (("slurm.gres=gpu:1",), r"nvalid generic resource \(gres\) specification; change slurm.gres"),
     ],
 )
@@ -270,4 +319,15 @@ def test_a_node_that_dies(on_cluster: Cli, cluster: Cluster) -> None:
         cluster.start_node("node2")
     assert time.monotonic() - died < 40
     assert f"run failed: Slurm job {job} lost a node" in last
+    assert run.status()["state"] == "failed"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("LOCKSTEP_SLOW_TESTS" not in os.environ, reason="takes 30 s: set LOCKSTEP_SLOW_TESTS=1")
+def test_a_time_limit(on_cluster: Cli, cluster: Cluster) -> None:
+    """Slurm looks at time limits every 30 s."""
+    process, run, job = started(on_cluster, "ranks=1", "slurm.time=00:10:00")
+    cluster("scontrol", "update", f"JobId={job}", "EndTime=now+1")
+    last = end_of(process, run, code=3)
+    assert f"run failed: Slurm job {job} reached its time limit: give it more with slurm.time" in last
     assert run.status()["state"] == "failed"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import sys
 import time
@@ -39,8 +40,8 @@ __all__ = ["JobState", "cancel", "follow", "starts", "state", "submit"]
 LOOK_SELDOM_S, SELDOM_AFTER_S = 5.0, 60.0
 # When a queued job is mentioned: after so many seconds, and then again and again after the last.
 QUEUE_NOTES_S = (5.0, 30.0, 60.0)
-# Files that other hosts wrote may take a while to show here.
-SHOW_S = 10.0
+# Files that other hosts wrote may take a while to show here: the results of a job that succeeded are worth more waiting.
+SHOW_S, SHOW_FAILED_S = 10.0, 2.0
 
 WAITING = ("PENDING", "CONFIGURING", "UNREACHABLE")
 
@@ -183,9 +184,9 @@ class _Queue:
 def _conclude(run: Run, job: str, ended: JobState) -> None:
     record = {**(read_json(run.folder / RECORD) or {}), "ended": time.time(), **asdict(ended)}
     write_atomic(run.folder / RECORD, record)
-    until = time.monotonic() + SHOW_S
+    until = time.monotonic() + (SHOW_S if ended.name == "COMPLETED" else SHOW_FAILED_S)
     while run.recorded_status()["state"] != "done":
-        accounts = run.failures() or list(run.folder.glob("ranks/*/exit.json"))
+        accounts = any(True for pattern in ("failure", "exit") for _ in run.folder.glob(f"ranks/*/{pattern}.json"))
         # What the controller decided needs no account of a rank; else the folder may be some seconds behind.
         if ended.name in _DECIDED or accounts or time.monotonic() > until:
             _fail(run, _cause(run, job, ended))
@@ -240,7 +241,11 @@ def _without_account(run: Run, ended: JobState) -> str:
 
 
 def _last_words(run: Run) -> str:
-    """The last line that the script, srun or a rank's start-up wrote."""
+    """Which task srun lost first, if a signal ended it; else the last line that the script or a rank's start-up wrote."""
     logs = [run.folder / "launcher.log", *run.folder.glob("agent-*.log"), *run.folder.glob("ranks/*/launcher.log")]
-    lines = [line for log in logs if log.is_file() and (line := last_line(log.read_text(errors="replace")))]
+    texts = [log.read_text(errors="replace") for log in logs if log.is_file()]
+    lost = re.search(r"srun: error: (\S+: tasks? \S+): (?!Exited)(.+)", texts[0] if texts else "")
+    if lost:
+        return f"{lost.group(1)}: {lost.group(2)}"
+    lines = [line for text in texts if (line := last_line(text))]
     return lines[-1] if lines else "nothing was written to launcher.log"

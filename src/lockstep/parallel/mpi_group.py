@@ -1,13 +1,15 @@
 """The backend `mpi`: a process group of torch.distributed on mpi4py, for wheels of PyTorch that were built without MPI.
 
-torch's own name "mpi" is never looked up among registered backends, so this one has another name there. The collectives
-are in mpi_collectives.py, what a tensor is to MPI in mpi_buffers.py, waiting and progress in mpi_work.py.
+torch's own name "mpi" is never looked up among registered backends, so this one has another name there. The process
+group is in mpi_base.py and mpi_collectives.py, what a tensor is to MPI in mpi_buffers.py, waiting in mpi_work.py.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch.distributed as dist
@@ -25,7 +27,11 @@ try:
 except (ImportError, RuntimeError) as problem:  # RuntimeError: no MPI library was found
     raise InputError(f"backend=mpi: {str(problem).partition(chr(10))[0]}: pip install 'lockstep[mpi]'") from None
 
-from lockstep.parallel.mpi_collectives import NAME, MpiGroup, open_groups
+from lockstep.parallel.mpi_base import NAME, open_groups
+from lockstep.parallel.mpi_collectives import MpiGroup
+
+# How the MPIs name the shared memory of the ranks of a host.
+SEGMENTS = ("mpich_shm_", "sm_segment.", "vader_segment.")
 
 
 def _create(given: Any, options: Any = None) -> MpiGroup:
@@ -35,7 +41,21 @@ def _create(given: Any, options: Any = None) -> MpiGroup:
     if ranks:
         return MpiGroup(world.Create_group(world.group.Incl(ranks)), given.timeout)
     _check_world(given.group_rank, given.group_size)
+    _leave_no_segments()
     return MpiGroup(world.Dup(), given.timeout)
+
+
+def _leave_no_segments() -> None:
+    """Take away the names of the shared memory that MPI has made, as soon as every rank of this host has it open: the memory
+    then goes with its last process, and a killed run leaves none behind."""
+    world = MPI.COMM_WORLD
+    world.alltoall([0] * world.size)  # Open MPI opens a peer's memory with the first message
+    world.Barrier()
+    with suppress(OSError):  # no /proc: not Linux
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            path = Path(line.split(maxsplit=5)[-1])
+            if path.parent == Path("/dev/shm") and path.name.startswith(SEGMENTS):
+                path.unlink(missing_ok=True)
 
 
 def _check_launcher() -> None:
@@ -48,6 +68,7 @@ def _check_world(rank: int, size: int) -> None:
     """Otherwise every rank finds itself alone in its world, and nothing else would notice."""
     world = MPI.COMM_WORLD
     if (world.rank, world.size) != (rank, size):
+        _leave_no_segments()
         _refuse(size, f"is rank {world.rank} of {world.size}")
 
 

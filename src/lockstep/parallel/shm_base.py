@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import torch
-from torch._C._distributed_c10d import ProcessGroupGloo
-from torch.distributed import ProcessGroup, Store
+from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo, Store
+
+# torch's stubs give the collectives overloads and names of arguments that its own calls do not use, and that no subclass
+# in Python has; so the type checker is told nothing about the base class.
+_Base: Any = ProcessGroup
 
 
-class PythonGroup(ProcessGroup):
+class PythonGroup(_Base):  # type: ignore[misc]
     """Rank, size, names and devices of a group, for torch.distributed, its C++ side and DDP."""
 
     backend_name = "python"

@@ -13,19 +13,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, ProcessGroup, ReduceOp, Store, Work
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed import ProcessGroup, ReduceOp, Work
 
 from lockstep.parallel import shm_meet
 from lockstep.parallel.shm_base import PythonGroup, gloo_group
 from lockstep.parallel.shm_local import Local
-from lockstep.parallel.shm_reduce import OPERATIONS, divide, operation_of, wider
+from lockstep.parallel.shm_reduce import OPERATIONS, SUM, divide, operation_of, wider
 from lockstep.parallel.shm_work import (
     Done,
     Received,
     Tensors,
     bytes_of,
     flat_of,
-    is_flat,
     listed,
     parts_of,
     put_back,
@@ -33,7 +33,6 @@ from lockstep.parallel.shm_work import (
 )
 
 NAME = "lockstep_shm"
-_SUM = hash(ReduceOp.SUM)
 
 
 def register() -> str:
@@ -80,8 +79,7 @@ class ShmGroup(PythonGroup):
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
         number = operation_of(ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts))
         for tensor in listed(tensors):
-            if self._one_host and is_flat(tensor):  # the gradients' way: nothing to prepare, nothing to put back
-                self._local.all_reduce(tensor, number)
+            if number == SUM and self._one_host and self._local.quick_sum(tensor):
                 continue
             if tensor.layout is not torch.strided:
                 return self._inner.allreduce(tensors, opts)
@@ -100,7 +98,7 @@ class ShmGroup(PythonGroup):
         """Within each host to its first rank, between the first ranks, and back."""
         average = OPERATIONS[number].average
         if average:
-            number = _SUM
+            number = SUM
         wide = flat.to(wider(flat.dtype))
         self._local.reduce(wide, number, 0)
         if self._between is not None:
@@ -187,13 +185,14 @@ class ShmGroup(PythonGroup):
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, **_: Any) -> Work:
         root = opts.rootRank
-        self._gather(outputs[0] if self._rank == root else None, listed(inputs)[0], root)
+        self._gather(outputs[0] if self._rank == root else [], listed(inputs)[0], root)
         return Done(outputs)
 
-    def _gather(self, outputs: Sequence[torch.Tensor] | None, tensor: torch.Tensor, root: int | None) -> None:
+    def _gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int | None) -> None:
+        """Everybody's tensors into the outputs, of which only the root has some, or all have."""
         data = bytes_of(flat_of(tensor))
-        flats = None if outputs is None else [flat_of(output) for output in outputs]
-        places = None if flats is None else [bytes_of(flat) for flat in flats]
+        flats = [flat_of(output) for output in outputs]
+        places = [bytes_of(flat) for flat in flats]
         if self._one_host:
             self._local.gather(places, data, root)
         elif root is None:
@@ -202,7 +201,7 @@ class ShmGroup(PythonGroup):
             options = dist.GatherOptions()
             options.rootRank = root
             self._inner.gather([places] if places else [], [data], options).wait()
-        for flat, output in zip(flats or (), outputs or (), strict=True):
+        for flat, output in zip(flats, outputs, strict=True):
             put_back(flat, output)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
@@ -252,7 +251,7 @@ class ShmGroup(PythonGroup):
         sizes = [flat.nbytes for flat in flats]
         received = torch.empty(sum(sizes), dtype=torch.uint8)
         self._inner.alltoall_base(received, torch.cat(sent), sizes, [data.numel() for data in sent]).wait()
-        for flat, output, data in zip(flats, outputs, received.split(sizes), strict=True):
+        for flat, output, data in zip(flats, outputs, torch.split(received, sizes), strict=True):
             bytes_of(flat).copy_(data)
             put_back(flat, output)
         return Done(outputs)

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from lockstep.parallel.shm_reduce import Combine, combiner
+from lockstep.parallel.shm_quick import Quick
+from lockstep.parallel.shm_reduce import SUM, Combine, combiner
 from lockstep.parallel.shm_segment import SLOT, Segment
 from lockstep.placement import share_of
 
@@ -47,6 +48,7 @@ class Local:
         self._segment = segment
         self._plans: dict[tuple[int, int, torch.dtype], Plan] = {}
         self.index, self.ranks = segment.index, segment.ranks
+        self._quick = Quick(segment)
         self._direct_to = SLOT if segment.ranks <= 2 else DIVIDE_FROM
 
     def barrier(self) -> None:
@@ -54,16 +56,26 @@ class Local:
         number = segment.begin()
         segment.exchange(number, _BARRIER)
 
+    def quick_sum(self, tensor: torch.Tensor) -> bool:
+        """The sum, if the tensor's memory has come before and is of the kind that has a short way."""
+        quick = self._quick
+        plan = quick.knows(tensor)
+        if plan is not None:
+            quick.sum(plan)
+            return True
+        if self.ranks > 1 and quick.fits(tensor):
+            quick.prepare(tensor, self._plan(_REDUCE, SUM, tensor.dtype, tensor.numel()).tag)
+        return False
+
     def all_reduce(self, flat: torch.Tensor, operation: int) -> None:
-        size = flat.nbytes
-        if size > self._direct_to:
+        if flat.nbytes > self._direct_to:
             for piece in _pieces(flat, SLOT):
                 if self.ranks > 2:
                     self._all_reduce_divided(piece, operation)
                 else:
                     self._all_reduce(piece, operation)
-        else:
-            self._all_reduce(flat, operation)
+            return
+        self._all_reduce(flat, operation)
 
     def _all_reduce(self, piece: torch.Tensor, operation: int) -> None:
         segment = self._segment
@@ -114,7 +126,7 @@ class Local:
                 segment.wait(root, number, plan.tag)
                 piece.copy_(plan.all[number & 1][root])
 
-    def gather(self, outputs: Sequence[torch.Tensor] | None, flat: torch.Tensor, root: int | None = None) -> None:
+    def gather(self, outputs: Sequence[torch.Tensor], flat: torch.Tensor, root: int | None = None) -> None:
         """Everybody's tensors into the outputs of the root, or of all."""
         segment = self._segment
         start = 0
@@ -124,7 +136,7 @@ class Local:
             number = segment.begin()
             plan.mine[number & 1].copy_(piece)
             segment.post(number, plan.tag)
-            if outputs is not None:
+            if outputs:
                 segment.wait_all(number, plan.tag)
                 for output, slot in zip(outputs, plan.all[number & 1], strict=True):
                     output[start:stop].copy_(slot)
@@ -147,6 +159,7 @@ class Local:
 
     def close(self) -> None:
         self._plans.clear()
+        self._quick.close()
         self._segment.close()
 
     def _plan(self, kind: int, operation: int, dtype: torch.dtype, count: int, root: int = 0) -> Plan:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch.distributed import Store
+from torch._C._distributed_c10d import Store
 
 from lockstep.errors import InputError
 from lockstep.parallel.shm_segment import Peer, Segment, segment_bytes

@@ -32,6 +32,7 @@ OPERATIONS: dict[int, Operation] = {
     hash(ReduceOp.BOR): Operation("bor", torch.bitwise_or),
     hash(ReduceOp.BXOR): Operation("bxor", torch.bitwise_xor),
 }
+SUM = hash(ReduceOp.SUM)
 if len(OPERATIONS) != 8:
     raise ImportError("this version of torch does not number its ReduceOps by their hash")
 

@@ -104,9 +104,16 @@ class Segment:
         self._seen = number
 
     def exchange(self, number: int, tag: int) -> None:
-        """Post, and wait for all: what most operations do."""
-        self.post(number, tag)
-        self.wait_all(number, tag)
+        """`post` and `wait_all` in one, because it is what a training step waits for."""
+        words, kind, mine = self._words, 1 + (number & 1), self.index * WORDS
+        words[mine + kind] = tag
+        words[mine] = number
+        for base in self._other_lines:
+            if words[base] < number:
+                self._wait(base // WORDS, number)
+            if words[base + kind] != tag:
+                self._mismatch(base // WORDS)
+        self._seen = number
 
     def close(self) -> None:
         for handle in self._handles:
@@ -137,7 +144,8 @@ class Segment:
 
     def _watch(self) -> tuple[select.poll | None, list[int]]:
         """A handle on each peer's process: it tells of the end at once, zombies included, whoever gets the pid next."""
-        poll, handles = select.poll(), []
+        poll = select.poll()
+        handles: list[int] = []
         for index in self._others:
             peer = self._peers[index]
             try:

@@ -58,12 +58,9 @@ class Received(Work):
 
 
 def listed(tensors: Any) -> Tensors:
-    return [tensors] if isinstance(tensors, torch.Tensor) else tensors
-
-
-def is_flat(tensor: torch.Tensor) -> bool:
-    """Whether the tensor can be written as it is: one row of plain CPU memory without a gradient's history."""
-    return tensor.dim() == 1 and tensor.is_cpu and tensor.is_contiguous() and not tensor.requires_grad
+    if type(tensors) is list:  # nearly always; asking whether something is a Tensor takes longer
+        return tensors
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
 def flat_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -94,7 +91,7 @@ def parts_of(flat: torch.Tensor, count: int) -> Tensors:
 def rows_of(tensor: torch.Tensor, splits: list[int] | None, count: int) -> Tensors:
     """The parts of a tensor by its first dimension."""
     if splits:
-        return list(tensor.split(splits))
+        return list(torch.split(tensor, splits))
     if tensor.shape[0] % count:
         raise ValueError(f"a first dimension of {tensor.shape[0]} does not divide by {count} ranks")
-    return list(tensor.split(tensor.shape[0] // count)) if tensor.shape[0] else [tensor] * count
+    return list(torch.split(tensor, tensor.shape[0] // count)) if tensor.shape[0] else [tensor] * count
