@@ -5,17 +5,17 @@ BIN := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test lint format bench clean
+.PHONY: help setup demo test test-cluster lint format bench clean
 
 help:  ## List the targets.
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
 # torch is installed first and by exact version, so that no other package's range can choose a build for us.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found; install Python 3.11 or later, or set PYTHON=..."; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install --quiet --editable '.[test,lint]'
+	$(BIN)/python -m pip install --quiet --editable '.[test,lint,mpi]'
 	touch $@
 
 setup: $(VENV)/.installed  ## Make .venv and install everything.
@@ -23,8 +23,16 @@ setup: $(VENV)/.installed  ## Make .venv and install everything.
 demo: setup  ## Train the MNIST net with one process and with two ranks, and compare.
 	$(BIN)/lockstep demo
 
-test: setup  ## Run every test.
-	$(BIN)/python -m pytest
+# The launchers and backends that need MPI, Slurm, namespaces or minutes of measuring have a target of their own.
+CLUSTER := tests/test_mpi.py tests/test_shm.py tests/test_slurm.py tests/test_emulated.py tests/test_comms.py
+
+test: setup  ## Run every test but those of test-cluster; CI runs this.
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(CLUSTER))
+
+# Slurm comes from the system's packages, where we may install them; without it, its tests are skipped and say so.
+test-cluster: setup  ## Run the tests of mpirun, Slurm, emulated hosts, shared memory and comms.
+	@bash .ci/slurm
+	$(BIN)/python -m pytest $(CLUSTER)
 
 lint: setup  ## Check style and types.
 	$(BIN)/ruff check src tests benchmarks

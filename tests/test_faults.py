@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -121,8 +122,51 @@ def test_a_rank_that_hangs_ends_the_run_by_the_timeout(cli: Cli) -> None:
         "        return self.linear(x.flatten(1))\n"
     )
     message = cli.error("run", *SHORT, "ranks=2", "timeout_s=3", "model=net.py:Net", code=3)
-    assert "rank 0 after step 5: lost the other ranks" in message
+    assert "rank 1 did not come to the exchange after step 5" in message
     assert not processes_of(cli.runs)
+
+
+def test_a_stopped_rank_is_noticed_and_named(cli: Cli) -> None:
+    process, run = started(cli, "ranks=2", "timeout_s=8")
+    pid = rank_pid(run, 1)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        _, errors = process.communicate(timeout=30)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+    assert process.returncode == 3, errors
+    assert "run stalled: rank 1 gave no sign of life for" in errors
+    assert "(its process is stopped)" in errors
+    assert run.status()["state"] == "stalled"
+    wait_for(lambda: not processes_of(run.folder), seconds=5, what="every process to be gone")
+
+
+def test_torchrun_restarts_from_the_last_epoch(cli: Cli) -> None:
+    """One rank is killed once, in the second epoch; the run goes on and ends with the weights of one that was not."""
+    (cli.folder / "net.py").write_text(
+        "import os, signal, torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(); self.linear = torch.nn.Linear(784, 10); self.calls = 0\n"
+        "    def forward(self, x):\n"
+        "        self.calls += self.training\n"
+        "        if self.calls == 20 and os.environ['RANK'] == '1' and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+        "            if 'PLANT' in os.environ: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        return self.linear(x.flatten(1))\n"
+    )
+    words = ("run", *SHORT, "model=net.py:Net", "ranks=2", "threads=1", "launcher=torchrun", "epochs=3", "--json")
+    broken = cli(*words, "max_restarts=1", PLANT="1")
+    assert broken.returncode == 0, broken.stderr
+    whole = json.loads(cli(*words).stdout)
+    restarted = json.loads(broken.stdout)
+    assert restarted["weights_sha256"] == whole["weights_sha256"], "bit for bit the run that was not interrupted"
+    assert [e["epoch"] for e in restarted["epochs"]] == [1, 2, 3]
+    assert [e["train_loss"] for e in restarted["epochs"]] == [e["train_loss"] for e in whole["epochs"]]
+    rows = read_steps(Path(restarted["run"]) / "ranks" / "0000" / "steps.bin")
+    assert rows["step"].tolist() == list(range(1, 46))
+    failed = cli(*words, "max_restarts=0", PLANT="1")
+    assert failed.returncode == 3, "the planted fault is real"
 
 
 def test_a_port_that_is_taken(cli: Cli) -> None:

@@ -55,6 +55,11 @@ def test_same_bits_as_the_reports_order(name: str, parameters: int, memory_forma
         assert torch.equal(a.grad, b.grad)
 
 
+def test_the_catalogue_knows_its_parameters() -> None:
+    for info in models.CATALOGUE.values():
+        assert info.parameters == sum(p.numel() for p in models.build(Recipe(model=info.name)).parameters())
+
+
 def test_tied_conv_shares_its_weights_whatever_k() -> None:
     recipes = {k: Recipe(model="tied-conv", model_args={"k": k}) for k in (2, 10)}
     counts = {k: sum(p.numel() for p in models.build(recipe).parameters()) for k, recipe in recipes.items()}

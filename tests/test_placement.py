@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.errors import InputError
-from lockstep.placement import Placement, micro_shares, plan, resolve, share_of
+from lockstep.placement import Placement, micro_shares, plan, share_of
 from lockstep.recipe import Recipe
+from lockstep.resolve import resolve
 
 
 @given(ranks=st.integers(1, 9), micro=st.integers(1, 7), accumulation=st.integers(1, 4), short=st.integers(0, 300))

@@ -46,7 +46,7 @@ def test_a_file_then_words_over_it(tmp_path: Path) -> None:
         ("ranks=0", "ranks=0: expected a whole number >= 1"),
         ("seed=-1", "seed=-1: expected a whole number >= 0"),
         ("optimizer.name=adamm", "optimizer.name=adamm: expected one of adam, sgd"),
-        ("launcher=mpi", "launcher=mpi: expected one of auto, single, spawn, torchrun"),
+        ("launcher=mpi", "launcher=mpi: expected one of auto, mpirun, single, slurm, spawn, torchrun"),
         ("optimizer=adam", "optimizer=adam: state its parts"),
         ("hello", "'hello' is not key=value"),
     ],

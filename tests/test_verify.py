@@ -8,7 +8,7 @@ import pytest
 
 from conftest import Cli
 
-WORDS = ("data=embedded", "global_batch=24", "optimizer.lr=0.005")
+WORDS = ("data=embedded", "global_batch=24", "optimizer.lr=0.005", "backend=gloo")
 
 BROKEN = {
     # Every rank keeps its own gradients: no exchange at all.

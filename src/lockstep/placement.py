@@ -1,39 +1,61 @@
 """The placement: *where* a recipe is computed. It never changes the mathematics.
 
-Here too lives the batch algebra, `global_batch = ranks x micro_batch x accumulation`, and what "auto" comes to
-on this machine.
+Here too lives the batch algebra, `global_batch = ranks x micro_batch x accumulation`. What "auto" comes to on this
+machine is in resolve.py.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from lockstep.errors import InputError
 from lockstep.recipe import Positive, PositiveFloat, Recipe
 
-STRATEGIES = ("single", "ddp")
+STRATEGIES = ("single", "ddp", "flat")
+
+
+class Slurm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the sbatch script asks the cluster for, beyond hosts, ranks and threads."""
+
+    partition: str | None = None
+    account: str | None = None
+    time: str | None = None
+    """Time limit as Slurm writes it, for example 00:30:00."""
+    gres: str | None = None
+    """For example gpu:4."""
+    ranks_by: Literal["srun", "torchrun"] = "srun"
+    """Whether srun starts every rank, or one torchrun per host."""
+    mpi: str | None = None
+    """srun's --mpi, for backend=mpi: pmi2 for MPICH, pmix for Open MPI."""
+    directives: list[str] = []
+    """More lines for the script, without the leading #SBATCH, for example --exclusive."""
+    setup: list[str] = []
+    """Shell lines before the ranks start, for example module load cuda."""
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where it is computed: launcher, hosts x ranks x threads, device, backend, strategy, micro batch."""
 
-    launcher: Literal["auto", "single", "spawn", "torchrun"] = "auto"
+    launcher: Literal["auto", "single", "spawn", "torchrun", "mpirun", "slurm"] = "auto"
     hosts: Positive = 1
+    """A number, or "emulated:N" for N hosts made of network namespaces on this machine (docs/emulated-hosts.md)."""
+    emulated: bool = False
+    link: str | None = None
+    """What lies between emulated hosts: rate, delay and loss, for example "1gbit,0.5ms" or "100mbit,20ms,0.1%"."""
     ranks: Positive = 1
     """All ranks together, over all hosts."""
     threads: Positive | None = None
     """Threads of one rank; unstated, the host's cores divided by its ranks."""
     pin: bool = True
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    backend: Literal["auto", "gloo", "nccl", "mpi", "shm"] = "auto"
     strategy: str = "auto"
-    """single, ddp, or your own as path/to/file.py:Class (see docs/placements.md)."""
+    """single, ddp, flat, or your own as path/to/file.py:Class (see docs/placements.md)."""
     micro_batch: Positive | None = None
     """Samples in one forward pass of one rank; unstated, the rank's whole share of the global batch."""
     accumulation: Positive | None = None
@@ -44,6 +66,20 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """HOST:PORT where ranks of several hosts meet (torchrun); on one host a free port is taken."""
     timeout_s: PositiveFloat = 60.0
     """How long a rank waits for the others before it gives up."""
+    max_restarts: Annotated[int, Meta(ge=0)] = 0
+    """How often torchrun starts all ranks again after one failed, from the last whole epoch."""
+    mpi: Literal["auto", "openmpi", "mpich"] = "auto"
+    """Which MPI `launcher=mpirun` uses, where there are several."""
+    slurm: Slurm = Slurm()
+
+
+def ranks_per_host(placement: Placement) -> int:
+    return placement.ranks // placement.hosts
+
+
+def one_command_per_host(placement: Placement) -> bool:
+    """Whether the user starts each host's part; every other way starts all of them from one command."""
+    return placement.launcher == "torchrun" and placement.hosts > 1 and not placement.emulated
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,76 +108,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 def cores() -> int:
     """Cores this process may use: what a container or taskset left us, not what the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-
-
-def cuda_present() -> bool:
-    """Whether CUDA can be had, judged without importing torch: a device node, and a torch built for CUDA."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or not spec.submodule_search_locations:
-        return False
-    library = Path(spec.submodule_search_locations[0]) / "lib" / "libtorch_cuda.so"
-    return library.exists() and Path("/dev/nvidiactl").exists()
-
-
-def resolve(recipe: Recipe, placement: Placement) -> tuple[Recipe, Placement]:
-    """Replace every "auto" by what it means here, and refuse what cannot work."""
-    ranks, hosts = placement.ranks, placement.hosts
-    if ranks % hosts:
-        raise InputError(
-            f"ranks={ranks} do not divide over hosts={hosts}: choose ranks={hosts * max(1, ranks // hosts)}"
-        )
-    launcher = placement.launcher
-    if launcher == "auto":
-        launcher = "torchrun" if hosts > 1 else "spawn" if ranks > 1 else "single"
-    if launcher == "single" and ranks > 1:
-        raise InputError(f"launcher=single has one rank, not ranks={ranks}: choose launcher=spawn or launcher=torchrun")
-    if launcher in ("single", "spawn") and hosts > 1:
-        raise InputError(f"launcher={launcher} stays on one host, not hosts={hosts}: choose launcher=torchrun")
-    if hosts > 1 and placement.rendezvous is None:
-        raise InputError(f"hosts={hosts} need a meeting point: add rendezvous=FIRST_HOST:29500")
-    if placement.rendezvous is not None:
-        if launcher != "torchrun":
-            raise InputError(
-                f"rendezvous has no effect with launcher={launcher}: leave it out, or use launcher=torchrun"
-            )
-        split_address(placement.rendezvous)
-    device = placement.device
-    if device == "auto":
-        device = "cuda" if cuda_present() else "cpu"
-    elif device == "cuda" and not cuda_present():
-        raise InputError(
-            "device=cuda, but this machine has no usable CUDA: choose device=cpu ('lockstep doctor' says more)"
-        )
-    backend = placement.backend
-    if backend == "auto":
-        backend = "nccl" if device == "cuda" else "gloo"
-    elif backend == "nccl" and device == "cpu":
-        raise InputError("backend=nccl works on CUDA only: choose backend=gloo for device=cpu")
-    strategy = placement.strategy
-    if strategy == "auto":
-        strategy = "ddp" if ranks > 1 else "single"
-    if strategy not in STRATEGIES and ":" not in strategy:
-        raise InputError(
-            f"strategy={strategy}: no such strategy; known: {', '.join(STRATEGIES)}, or your own as path/to/file.py:Class"
-        )
-    if strategy == "single" and ranks > 1:
-        raise InputError(f"strategy=single does not exchange gradients between ranks={ranks}: choose strategy=ddp")
-    batch = recipe.global_batch if recipe.batch_per_rank is None else recipe.batch_per_rank * ranks
-    memory_format = placement.memory_format
-    if memory_format == "auto":
-        # Measured on 4-D image batches with few channels: pooling and convolution gradients are vectorised over
-        # channels-last memory, 1.4x a whole training step of the MNIST net (docs/training.md).
-        memory_format = "channels_last"
-    resolved = msgspec.structs.replace(
-        placement,
-        launcher=launcher,
-        threads=placement.threads or max(1, cores() // (ranks // hosts)),
-        device=device,
-        backend=backend,
-        strategy=strategy,
-        memory_format=memory_format,
-    )
-    return msgspec.structs.replace(recipe, global_batch=batch), resolved
 
 
 def plan(recipe: Recipe, placement: Placement, train_samples: int, test_samples: int) -> Plan:
@@ -192,14 +158,6 @@ def _micro(share: int, placement: Placement, ranks: int) -> tuple[int, int]:
 def _divisors(number: int) -> str:
     found = [str(d) for d in range(1, number + 1) if number % d == 0]
     return "one of " + ", ".join(found if len(found) <= 12 else [*found[:6], "…", *found[-5:]])
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """HOST:PORT as a pair, or an error that names the option."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise InputError(f"rendezvous={address!r} is not HOST:PORT, for example rendezvous=10.0.0.1:29500")
-    return host, int(port)
 
 
 def share_of(total: int, part: int, parts: int) -> tuple[int, int]:

@@ -30,7 +30,7 @@ from lockstep.placement import Placement, Plan
 from lockstep.recipe import Recipe
 
 FORMAT = 1
-ENDED = ("done", "failed", "cancelled")
+ENDED = ("done", "failed", "stalled", "cancelled")
 # A rank shows a sign of life about twice a second; one that is silent for so long is stalled (or its host is).
 STALLED_AFTER_S = 30.0
 
@@ -61,6 +61,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     plan: Plan
     options: Options = Options()
     data_origin: str = ""
+    why_backend: str = ""
+    """How backend=auto came to its choice."""
     command: list[list[str]] = []
     """The exact launch command, environment included: one list of words per process that the first host starts."""
 
@@ -226,7 +228,8 @@ class Run:
     def epochs(self, rank: int | None = None) -> list[dict[str, Any]]:
         """The epochs over all ranks, or those of one rank."""
         folder = self.folder if rank is None else self.rank_folder(rank)
-        return list(read_lines(folder / "epochs.jsonl"))
+        # A restarted run may have written an epoch twice; the later one counts.
+        return list({record.get("epoch"): record for record in read_lines(folder / "epochs.jsonl")}.values())
 
     def summary(self) -> dict[str, Any] | None:
         return read_json(self.folder / "summary.json")

@@ -17,15 +17,20 @@ from typing import Any
 import msgspec
 
 from lockstep.errors import InputError
-from lockstep.placement import Placement
+from lockstep.placement import Placement, Slurm
 from lockstep.recipe import Optimizer, Recipe
 
 Tree = dict[str, Any]
 
 _RECIPE_KEYS = set(Recipe.__struct_fields__)
 _PLACEMENT_KEYS = set(Placement.__struct_fields__)
-# Tables within the recipe, with the keys they take; None: any key (it belongs to the user's own model).
-_TABLES: dict[str, set[str] | None] = {"optimizer": set(Optimizer.__struct_fields__), "model_args": None}
+# Tables within recipe and placement, with the keys they take; None: any key (it belongs to the user's own model).
+_TABLES: dict[str, set[str] | None] = {
+    "optimizer": set(Optimizer.__struct_fields__),
+    "model_args": None,
+    "slurm": set(Slurm.__struct_fields__),
+}
+_OWNERS: dict[str, type[Any]] = {"optimizer": Optimizer, "slurm": Slurm}
 
 
 def all_keys() -> list[str]:
@@ -94,6 +99,9 @@ def _merge(content: Tree, recipe: Tree, placement: Tree, prefix: str) -> None:
     for key, value in content.items():
         if not prefix and key == "placement" and isinstance(value, dict):
             for inner, inner_value in value.items():
+                if isinstance(inner_value, dict):
+                    _merge(inner_value, recipe, placement, prefix=f"{inner}.")
+                    continue
                 if inner not in _PLACEMENT_KEYS:
                     where = (
                         " in [placement]: it is a recipe key, and stands above that table"
@@ -101,7 +109,7 @@ def _merge(content: Tree, recipe: Tree, placement: Tree, prefix: str) -> None:
                         else ""
                     )
                     raise InputError(f"unknown key '{inner}'{where}" if where else _unknown(inner))
-                placement[inner] = inner_value
+                _put(inner, inner_value, recipe, placement)
         elif isinstance(value, dict):
             _merge(value, recipe, placement, prefix=f"{prefix}{key}.")
         else:
@@ -115,11 +123,12 @@ def _put(key: str, value: Any, recipe: Tree, placement: Tree) -> None:
         known = _TABLES[table]
         if known is not None and inner not in known:
             raise InputError(_unknown(key))
-        recipe.setdefault(table, {})[inner] = value
+        (placement if table in _PLACEMENT_KEYS else recipe).setdefault(table, {})[inner] = value
     elif key in _TABLES:
-        raise InputError(
-            f"{key}={value}: state its parts, for example {key}.{'name=adam' if key == 'optimizer' else 'k=2'}"
-        )
+        example = {"optimizer": "name=adam", "slurm": "partition=debug"}.get(key, "k=2")
+        raise InputError(f"{key}={value}: state its parts, for example {key}.{example}")
+    elif key == "hosts" and isinstance(value, str) and (match := re.fullmatch(r"emulated:(\d+)", value)):
+        placement |= {"hosts": int(match.group(1)), "emulated": True}
     elif key in _RECIPE_KEYS:
         recipe[key] = value
     elif key in _PLACEMENT_KEYS:
@@ -172,7 +181,8 @@ def _reword(message: str, tree: Tree) -> str:
 
 def _choices(key: str) -> list[str]:
     """The values a Literal key takes, from the struct that owns it."""
-    owner: type[Any] = Optimizer if key.startswith("optimizer.") else Recipe if key in _RECIPE_KEYS else Placement
+    table = key.partition(".")[0]
+    owner = _OWNERS.get(table) or (Recipe if key in _RECIPE_KEYS else Placement)
     hint = msgspec.inspect.type_info(owner)
     assert isinstance(hint, msgspec.inspect.StructType)
     for field in hint.fields:

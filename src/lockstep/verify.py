@@ -17,8 +17,9 @@ import numpy as np
 
 from lockstep.launch import execute, prepare
 from lockstep.measure.records import read_steps
-from lockstep.placement import Placement, resolve
+from lockstep.placement import Placement
 from lockstep.recipe import Recipe
+from lockstep.resolve import resolve
 from lockstep.run import Options, Run
 
 FULL_BATCHES = 8

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
 
 from lockstep.errors import InputError, LockstepError, RunFailed
@@ -26,7 +27,7 @@ def work(run: Run, spec: Spec, rank: Rank) -> None:
     from lockstep.data.batches import Batches
     from lockstep.measure.environment import fingerprint
     from lockstep.parallel import group, strategies
-    from lockstep.training import capture, optimizers
+    from lockstep.training import capture, checkpoint, optimizers
     from lockstep.training.loop import Trainer
     from lockstep.training.step import Stepper
 
@@ -50,19 +51,22 @@ def work(run: Run, spec: Spec, rank: Rank) -> None:
     model = model.to(device=device, memory_format=memory_format)  # type: ignore[call-overload]
     torch.manual_seed(recipe.seed)
 
-    recorder = Recorder(run, rank.rank, plan.total_steps, device)
+    optimizer = optimizers.build(recipe.optimizer, model.parameters())
+    # A rank that torchrun has started again goes on from the last whole epoch; DDP needs the weights before it wraps them.
+    again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    position = checkpoint.load(run, model, optimizer) if again else checkpoint.Position()
+    recorder = Recorder(run, rank.rank, plan.total_steps, device, rows_kept=position.steps)
     if rank.world > 1:
         group.join(placement, rank, run.folder)
     strategy = strategies.build(placement.strategy, model, placement, device)
-    optimizer = optimizers.build(recipe.optimizer, model.parameters())
     stepper = Stepper(strategy, optimizer, train, plan, rank, recorder.clock, recorder.log)
     if spec.options.capture_gradients:
         capture.gradients(run, rank, model, stepper, train, spec)
     if rank.is_first:
-        run.write_status(
-            "running", **{k: v for k, v in run.recorded_status().items() if k in ("supervisor_pid", "host")}
-        )
-    summary = Trainer(run, spec, rank, model, stepper, train, test, recorder).fit()
+        watcher = {k: v for k, v in run.recorded_status().items() if k in ("supervisor_pid", "host", "job")}
+        run.write_status("running", **watcher)
+    keep = partial(checkpoint.save, run, model, optimizer) if placement.max_restarts else None
+    summary = Trainer(run, spec, rank, model, stepper, train, test, recorder, position, keep).fit()
 
     if rank.is_first:
         capture.weights(run, model, spec.options)
@@ -76,12 +80,15 @@ def work(run: Run, spec: Spec, rank: Rank) -> None:
 def main() -> None:
     run = Run.open(Path(sys.argv[1]))
     spec = run.spec()
-    rank = detect(spec.placement.launcher, spec.plan.ranks)
+    rank = detect(spec.placement)
     folder = run.rank_folder(rank.rank)
     die_with_parent()
     redirect_output(folder / "log.txt")
+    (folder / "failure.json").unlink(missing_ok=True)  # of an attempt before this one; its log stays
     if spec.placement.pin and spec.placement.device == "cpu":
-        pin(rank.local_rank, rank.local_world, spec.placement.threads or 1)
+        # Emulated hosts share this machine's cores, so there the rank's place in the whole world counts.
+        place = (rank.rank, rank.world) if spec.placement.emulated else (rank.local_rank, rank.local_world)
+        pin(*place, spec.placement.threads or 1)
     try:
         work(run, spec, rank)
     except LockstepError as error:

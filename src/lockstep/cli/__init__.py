@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("lockstep.cli.doctor", "Say what this machine can do, what is missing and how to get it."),
     "data": ("lockstep.cli.data", "List, fetch, verify and look at data sets."),
     "models": ("lockstep.cli.models", "List the models with parameters, FLOPs and input shape."),
+    "comms": ("lockstep.cli.comms", "Measure every collective on every backend; see which backend can do what."),
     "run": ("lockstep.cli.run", "Train a recipe on a placement; a run folder comes out."),
     "runs": ("lockstep.cli.runs", "List the runs."),
     "show": ("lockstep.cli.show", "Show one run: results, where the time went, every rank."),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import platform
 import shutil
 from pathlib import Path
 from typing import Any
@@ -109,17 +111,36 @@ def _torch() -> list[dict[str, Any]]:
         found.append(_finding("backends", "ok", "nccl (CUDA)"))
     else:
         found.append(_finding("backends", "missing", "nccl (CUDA only)", "use backend=gloo"))
+    has_mpi = importlib.util.find_spec("mpi4py") is not None
+    found.append(
+        _finding(
+            "backends", "ok" if has_mpi else "missing", "mpi (CPU)", "" if has_mpi else "pip install 'lockstep[mpi]'"
+        )
+    )
+    x86 = platform.machine().lower() in ("x86_64", "amd64")
+    found.append(_finding("backends", "ok" if x86 else "missing", "shm (CPU, x86)", "" if x86 else "use backend=gloo"))
     return found
 
 
 def _launchers() -> list[dict[str, Any]]:
-    import importlib.util
+    from lockstep.launch import emulate, mpirun
 
     found = [_finding("launchers", "ok", "single, spawn")]
-    if importlib.util.find_spec("torch") is not None:
-        found.append(_finding("launchers", "ok", "torchrun"))
+    has_torch = importlib.util.find_spec("torch") is not None
+    found.append(
+        _finding("launchers", "ok" if has_torch else "missing", "torchrun", "" if has_torch else "pip install torch")
+    )
+    kinds = list(dict.fromkeys(f"{mpi.kind} {'.'.join(map(str, mpi.version))}" for mpi in mpirun.installed()))
+    if kinds:
+        found.append(_finding("launchers", "ok", f"mpirun: {', '.join(kinds)}"))
     else:
-        found.append(_finding("launchers", "missing", "torchrun", "pip install torch"))
+        found.append(_finding("launchers", "missing", "mpirun", "pip install 'lockstep[mpi]'"))
+    if shutil.which("sbatch"):
+        found.append(_finding("launchers", "ok", "slurm (sbatch is there; 'sinfo' says whether a cluster answers)"))
+    else:
+        found.append(_finding("launchers", "missing", "slurm", "on a cluster's login node, or install slurm-client"))
+    problem = emulate.problem()
+    found.append(_finding("launchers", "missing" if problem else "ok", "emulated hosts", problem or ""))
     return found
 
 

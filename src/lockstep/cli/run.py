@@ -86,6 +86,7 @@ def command(
     from lockstep.cli.progress import ProgressLine
     from lockstep.errors import InputError
     from lockstep.launch import discard, execute, prepare
+    from lockstep.placement import one_command_per_host
     from lockstep.run import Options
 
     recipe, placement = read_words(words)
@@ -97,7 +98,7 @@ def command(
         discard(folder)
         _show_plan(words, folder, spec, as_json)
         return
-    if spec.placement.hosts > 1 and (host_index is None or name is None):
+    if one_command_per_host(spec.placement) and (host_index is None or name is None):
         discard(folder)
         raise InputError(
             f"hosts={spec.placement.hosts}: every host starts its own command with the same --name and its own --host-index; "
@@ -106,6 +107,8 @@ def command(
     progress = None if quiet else ProgressLine()
     if not quiet:
         note(spec.plan.line())
+        if spec.why_backend:
+            note(f"backend {spec.why_backend}")
         if spec.recipe.batch_per_rank:
             note(
                 f"batch stated per rank: the global batch is {spec.recipe.global_batch} on this placement, another recipe on others"
@@ -127,13 +130,13 @@ def command(
 
 def warnings(spec: Any) -> list[str]:
     """What a user should know before the run starts: settings without effect, too few cores."""
-    from lockstep.placement import cores
+    from lockstep.placement import cores, ranks_per_host
     from lockstep.recipe import unused_settings
 
     found: list[str] = unused_settings(spec.recipe)
     placement = spec.placement
-    local = placement.ranks // placement.hosts
-    if placement.device == "cpu" and local * placement.threads > cores():
+    local = placement.ranks if placement.emulated else ranks_per_host(placement)
+    if placement.device == "cpu" and placement.launcher != "slurm" and local * placement.threads > cores():
         found.append(
             f"ranks={local} x threads={placement.threads} on one host need {local * placement.threads} cores, but there are {cores()}: "
             "they will take turns, and are not pinned"
@@ -148,12 +151,14 @@ def warnings(spec: Any) -> list[str]:
 def _show_plan(words: tuple[str, ...], folder: Path, spec: Any, as_json: bool) -> None:
     from lockstep.launch import starts_of
     from lockstep.launch.describe import exchanged_bytes, host_commands
+    from lockstep.placement import one_command_per_host
     from lockstep.settings import as_toml
 
     payload = exchanged_bytes(spec)
-    hosts = range(spec.placement.hosts)
+    per_host = one_command_per_host(spec.placement)
+    hosts = range(spec.placement.hosts if per_host else 1)
     raw = [[start.words() for start in starts_of(spec, folder, host)] for host in hosts]
-    commands = host_commands(words, folder, spec) if spec.placement.hosts > 1 else []
+    commands = host_commands(words, folder, spec) if per_host else []
     if as_json:
         import msgspec
 
@@ -171,6 +176,8 @@ def _show_plan(words: tuple[str, ...], folder: Path, spec: Any, as_json: bool) -
     click.echo(as_toml(spec.recipe, spec.placement))
     click.echo(f"# {spec.plan.line()}")
     click.echo(f"# {payload['line']}")
+    if spec.why_backend:
+        click.echo(f"# backend {spec.why_backend}")
     click.echo(f"# run folder: {folder}")
     for host, line in enumerate(commands):
         click.echo(f"# on host {host}:\n{line}")

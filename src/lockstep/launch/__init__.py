@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,25 @@ import msgspec
 from lockstep import models
 from lockstep.data import check_name, open_data
 from lockstep.errors import InputError
-from lockstep.launch import spawn, torchrun
+from lockstep.launch import emulate, mpirun, slurm, spawn, torchrun
+from lockstep.launch.auto import choose_backend
 from lockstep.launch.base import Start
 from lockstep.launch.supervise import Progress, supervise
 from lockstep.measure.environment import version_of
-from lockstep.placement import Placement, plan, resolve
+from lockstep.placement import Placement, one_command_per_host, plan
 from lockstep.recipe import Recipe
-from lockstep.run import FolderExists, Options, Run, Spec, new_id, runs_root
+from lockstep.resolve import resolve
+from lockstep.run import FolderExists, Options, Run, Spec, new_id, runs_root, write_atomic
 
 # How long a host waits for another one that is making the run folder they share.
 JOIN_S = 10.0
-LAUNCHERS = {"single": spawn.starts, "spawn": spawn.starts, "torchrun": torchrun.starts}
+LAUNCHERS = {
+    "single": spawn.starts,
+    "spawn": spawn.starts,
+    "torchrun": torchrun.starts,
+    "mpirun": mpirun.starts,
+    "slurm": slurm.starts,
+}
 
 
 def prepare(
@@ -34,9 +43,10 @@ def prepare(
 ) -> tuple[Path, Spec]:
     """Check everything that can be checked before a process starts. Returns the folder the run will have, and its spec."""
     options = options or Options()
-    recipe, placement = resolve(recipe, placement)
     models.check_name(recipe.model)
     check_name(recipe.data)
+    placement, why_backend = choose_backend(recipe, placement)
+    recipe, placement = resolve(recipe, placement)
     if name is not None and (not name or name.startswith(".") or "/" in name or "\0" in name):
         raise InputError(f"--name {name!r}: a run's name is one plain word, without '/' and not starting with '.'")
     identity = name or new_id(recipe, placement)
@@ -51,6 +61,7 @@ def prepare(
         plan=plan(recipe, placement, train_samples, test_samples),
         options=options,
         data_origin=origin,
+        why_backend=why_backend,
     )
     command = [start.words() for start in starts_of(spec, folder, host_index=0)]
     return folder, msgspec.structs.replace(spec, command=command)
@@ -74,7 +85,9 @@ def discard(folder: Path) -> None:
 
 
 def starts_of(spec: Spec, folder: Path, host_index: int) -> list[Start]:
-    """The processes that one host starts."""
+    """The processes that one host starts; for emulated hosts, those of all of them as they are planned."""
+    if spec.placement.emulated:
+        return emulate.starts(spec, folder, emulate.planned(spec.placement))
     return LAUNCHERS[spec.placement.launcher](spec, folder, host_index)
 
 
@@ -84,13 +97,24 @@ def execute(folder: Path, spec: Spec, host_index: int = 0, progress: Progress | 
         raise InputError(
             f"--host-index {host_index}: hosts={spec.placement.hosts} are numbered 0 to {spec.placement.hosts - 1}"
         )
+    if host_index and not one_command_per_host(spec.placement):
+        raise InputError(f"--host-index {host_index}: one command starts all of these hosts: leave it out")
     try:
         if host_index == 0:
             torchrun.check_port(spec)
-        run = _folder_for(folder, spec)
-        if _early_data(folder).exists() and not (folder / "data").exists():
-            _early_data(folder).rename(folder / "data")
-        supervise(run, spec, starts_of(spec, folder, host_index), host_index, progress)
+        with emulate.network(spec.placement) if spec.placement.emulated else nullcontext() as network:
+            run = _folder_for(folder, spec)
+            if _early_data(folder).exists() and not (folder / "data").exists():
+                _early_data(folder).rename(folder / "data")
+            if spec.placement.launcher == "slurm":
+                slurm.follow(run, spec, progress)
+                return run
+            if network is not None:
+                write_atomic(folder / "network.json", network.document())
+                starts = emulate.starts(spec, folder, network)
+            else:
+                starts = starts_of(spec, folder, host_index)
+            supervise(run, spec, starts, host_index, progress)
     finally:
         discard(folder)
         shutil.rmtree(folder / "data", ignore_errors=True)
@@ -102,7 +126,7 @@ def _folder_for(folder: Path, spec: Spec) -> Run:
     try:
         return Run.create(folder.parent, spec)
     except FolderExists:
-        if spec.placement.hosts == 1:
+        if not one_command_per_host(spec.placement):
             raise
     until = time.monotonic() + JOIN_S
     while not (folder / "run.json").exists() and time.monotonic() < until:

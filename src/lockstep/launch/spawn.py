@@ -14,8 +14,7 @@ def starts(spec: Spec, folder: Path, host_index: int) -> list[Start]:
     return [
         Start(
             argv=worker_argv(folder),
-            environment=environment_for(placement.launcher, Rank(rank, world, rank, world))
-            | thread_environment(placement),
+            environment=environment_for(Rank(rank, world, rank, world)) | thread_environment(placement),
             defaults=default_environment(placement),
             rank=rank,
         )

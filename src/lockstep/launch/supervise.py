@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from lockstep.errors import DataError, InputError, LockstepError, RunCancelled, RunFailed
 from lockstep.launch.base import Start
+from lockstep.launch.stall import Stalled, StallWatch
 from lockstep.process import PARENT
 from lockstep.run import Run, Spec, folder_error, read_json
 
@@ -48,6 +49,11 @@ def supervise(run: Run, spec: Spec, starts: list[Start], host_index: int, progre
             if first_host:
                 run.write_status("cancelled", cause="stopped by the user")
             raise RunCancelled(f"stopped; what was measured is in {run.folder}") from None
+        except Stalled as stalled:
+            _end_all(watched)
+            if first_host:
+                run.write_status("stalled", cause=stalled.cause, rank=stalled.rank)
+            raise RunFailed(f"run stalled: {stalled.cause}; what was measured is in {run.folder}") from None
         except OSError as error:
             _end_all(watched)
             raise folder_error(run.folder, error) from None
@@ -71,6 +77,7 @@ def _begin(run: Run, start: Start) -> Watched:
 
 def _follow(run: Run, spec: Spec, watched: list[Watched], progress: Progress | None) -> None:
     next_progress, failed_at = 0.0, None
+    stall = StallWatch(run, spec)
     while True:
         now = time.monotonic()
         for w in watched:
@@ -82,9 +89,12 @@ def _follow(run: Run, spec: Spec, watched: list[Watched], progress: Progress | N
             break
         if failed_at is not None and now - failed_at > GRACE_S:
             return
-        if progress and now >= next_progress:
-            progress(run, spec)
+        if now >= next_progress:
             next_progress = now + PROGRESS_S
+            if progress:
+                progress(run, spec)
+            if failed_at is None:
+                stall.check(now)
         time.sleep(POLL_S)
     if progress:
         progress(run, spec)
@@ -141,6 +151,11 @@ def first_cause(run: Run, watched: list[Watched]) -> dict[str, Any]:
         }
     if accounts:
         account = accounts[0]
+        holder = _who_held_up(run, accounts)
+        if holder is not None:
+            step = _step_of(run, holder)
+            text = f"rank {holder} did not come to the exchange after step {step}, and the others gave up waiting"
+            return {"cause": text, "rank": holder, "step": step}
         text = f"rank {account['rank']} after step {account['step']}: lost the other ranks: {account['message']}"
         return {"cause": text, "rank": account["rank"], "step": account["step"]}
     codes = ", ".join(
@@ -149,8 +164,15 @@ def first_cause(run: Run, watched: list[Watched]) -> dict[str, Any]:
     return {"cause": f"no rank left an account (exit codes {codes}); see {run.folder / 'launcher.log'}"}
 
 
+def _who_held_up(run: Run, accounts: list[dict[str, Any]]) -> int | None:
+    """The one rank that gave no account and was not waiting itself: the others timed out because of it."""
+    told = {account["rank"] for account in accounts}
+    held = [beat["rank"] for beat in run.rank_statuses() if beat["rank"] not in told and not beat.get("waits", True)]
+    return int(held[0]) if len(held) == 1 else None
+
+
 def _killed(run: Run, watched: list[Watched]) -> Iterator[dict[str, Any]]:
-    """Ranks that a signal ended before we ended any: from our own children, and from torchrun's accounts."""
+    """Ranks that a signal ended before we ended any: our own children, torchrun's accounts, and the sitters'."""
     for w in watched:
         if w.start.rank is not None and w.ended is not None and w.process.returncode < 0:
             yield {"rank": w.start.rank, "signal": signal.Signals(-w.process.returncode).name, "time": w.ended}
@@ -158,6 +180,10 @@ def _killed(run: Run, watched: list[Watched]) -> Iterator[dict[str, Any]]:
         for account in (read_json(path) or {}).get("failures", []):
             if account["exit_code"] < 0:
                 yield {**account, "signal": signal.Signals(-account["exit_code"]).name}
+    for path in run.folder.glob("ranks/*/exit.json"):
+        ended = read_json(path)
+        if ended:
+            yield {**ended, "signal": signal.Signals(-ended["exit_code"]).name}
 
 
 def _step_of(run: Run, rank: int) -> int:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from lockstep.errors import InputError
 from lockstep.launch.base import Start, default_environment, thread_environment
-from lockstep.placement import split_address
+from lockstep.placement import ranks_per_host
+from lockstep.resolve import split_address
 from lockstep.run import Spec
 
 
@@ -17,11 +18,14 @@ def arguments(spec: Spec, folder: Path, host_index: int) -> list[str]:
     placement = spec.placement
     words = [
         f"--nnodes={placement.hosts}",
-        f"--nproc-per-node={placement.ranks // placement.hosts}",
-        "--max-restarts=0",
+        f"--nproc-per-node={ranks_per_host(placement)}",
+        f"--max-restarts={placement.max_restarts}",
     ]
     if placement.rendezvous is None:
         words.append("--standalone")
+    elif placement.max_restarts:
+        # Only torchrun's own rendezvous can bring several hosts together again. It hands out ranks as hosts arrive.
+        words += ["--rdzv-backend=c10d", f"--rdzv-endpoint={placement.rendezvous}", f"--rdzv-id={spec.id}"]
     else:
         host, port = split_address(placement.rendezvous)
         words += [f"--node-rank={host_index}", f"--master-addr={host}", f"--master-port={port}"]

@@ -27,6 +27,9 @@ class StepClock(Protocol):
         """The last gradient is computed: what follows until the end of backward is exposed exchange."""
 
     def lap_backward(self, exchanged: bool) -> None: ...
+    def waits(self) -> bool:
+        """Whether the step now waits for the exchange; asked from another thread, to find out who holds up the others."""
+
     def finish(self, epoch: int, samples: int) -> None: ...
     def settle(self) -> None: ...
 
@@ -60,6 +63,9 @@ class CpuClock:
         self._phases[BACKWARD] += ready - self._last
         self._phases[EXCHANGE] += now - ready
         self._last = now
+
+    def waits(self) -> bool:
+        return self._ready > self._last
 
     def finish(self, epoch: int, samples: int) -> None:
         self._log.write(epoch, samples, self._begin, self._phases, perf_counter_ns() - self._begin)
@@ -109,6 +115,9 @@ class CudaClock:
         else:
             self._mark(BACKWARD)
         self._ready = None
+
+    def waits(self) -> bool:
+        return self._ready is not None
 
     def finish(self, epoch: int, samples: int) -> None:
         self._mark(-1)

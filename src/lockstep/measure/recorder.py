@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter, perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -17,44 +19,54 @@ from lockstep.run import Run, append_line, folder_error, write_atomic
 if TYPE_CHECKING:
     import torch
 
-BEAT_NS = 500_000_000
+BEAT_S = 0.5
 EVENT_EVERY_STEPS = 100
 
 
 class Recorder:
-    """Owns the rank's files and its clocks. Time spent here is counted apart, as logging."""
+    """Owns the rank's files and its clocks. Time that the training thread spends here is counted apart, as logging."""
 
-    def __init__(self, run: Run, rank: int, total_steps: int, device: torch.device) -> None:
+    def __init__(self, run: Run, rank: int, total_steps: int, device: torch.device, rows_kept: int = 0) -> None:
         self.folder = run.rank_folder(rank)
         self.rank = rank
         try:
-            self.log = StepLog(self.folder / "steps.bin", total_steps, device)
+            self.log = StepLog(self.folder / "steps.bin", total_steps, device, rows_kept)
             self.events = EventFile(run.folder / "tensorboard" / f"rank{rank:04d}")
         except OSError as error:
             raise folder_error(run.folder, error) from None
         self.clock: StepClock = CudaClock(self.log) if device.type == "cuda" else CpuClock(self.log)
         self.logging_seconds = 0.0
-        self._next_beat_ns = 0
-        self._events_upto = 0
-        self._last_beat: tuple[int, int] | None = None
-        self._samples = 0
+        self._settle_at_ns = 0
+        self._events_upto = rows_kept
+        self._where = (0, rows_kept, 0)  # epoch, step, samples so far
+        self._ended = threading.Event()
+        self._pulse = threading.Thread(target=self._beat_until_ended, name="lockstep-pulse", daemon=True)
+        self._pulse.start()
 
     def after_step(self, epoch: int, step: int, samples: int) -> None:
-        """Called after every step; about twice a second it writes a sign of life."""
-        self._samples += samples
+        """Called after every step; about twice a second it settles what a GPU still holds."""
+        self._where = (epoch, step, self._where[2] + samples)
         now = perf_counter_ns()
-        if now < self._next_beat_ns:
+        if now < self._settle_at_ns:
             return
-        started = perf_counter()
-        self._next_beat_ns = now + BEAT_NS
+        self._settle_at_ns = now + int(BEAT_S * 1e9)
         self.clock.settle()
-        rate = None  # until there are two beats to compare
-        if self._last_beat is not None:
-            samples_before, ns_before = self._last_beat
-            rate = (self._samples - samples_before) / ((now - ns_before) / 1e9)
-        self._last_beat = (self._samples, now)
-        self.beat("running", epoch=epoch, step=step, loss=self.log.mean_loss(last=50), images_per_second=rate)
-        self.logging_seconds += perf_counter() - started
+        self.logging_seconds += (perf_counter_ns() - now) / 1e9
+
+    def _beat_until_ended(self) -> None:
+        """Signs of life from a thread of its own: a rank that hangs still says where, and one that is stopped says nothing."""
+        before: tuple[int, int] | None = None
+        while not self._ended.wait(BEAT_S):
+            epoch, step, samples = self._where
+            now = perf_counter_ns()
+            more: dict[str, Any] = {"waits": self.clock.waits()}
+            if epoch:
+                more |= {"epoch": epoch, "step": step, "loss": self.log.mean_loss(last=50)}
+            if before is not None and samples > before[0]:
+                more["images_per_second"] = (samples - before[0]) / ((now - before[1]) / 1e9)
+            before = (samples, now)
+            with suppress(OSError):  # a full disk must not end a thread that only reports
+                self.beat("running", **more)
 
     def beat(self, state: str, **more: Any) -> None:
         """A sign of life: replaced in place, not forced to disk (a lost one costs nothing)."""
@@ -83,6 +95,8 @@ class Recorder:
         self.logging_seconds += perf_counter() - started
 
     def close(self, summary: dict[str, Any]) -> None:
+        self._ended.set()
+        self._pulse.join()
         self.clock.settle()
         self.log.close()
         self.events.close()

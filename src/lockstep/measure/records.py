@@ -45,16 +45,18 @@ _STEP = struct.Struct("<q")
 class StepLog:
     """Writes one row a step; the loss and the count of hits are written by torch, so nothing waits for them."""
 
-    def __init__(self, path: Path, rows: int, device: torch.device) -> None:
+    def __init__(self, path: Path, rows: int, device: torch.device, rows_kept: int = 0) -> None:
+        """`rows_kept`: how many rows of an earlier attempt stay; what came after them is written anew."""
         import torch
 
-        with path.open("w+b") as file:
+        with path.open("r+b" if rows_kept else "w+b") as file:
+            file.truncate(rows_kept * ROW.itemsize)
             # Reserve the whole file now: a full disk is an error here, not a SIGBUS in the middle of training.
             os.posix_fallocate(file.fileno(), 0, max(rows, 1) * ROW.itemsize)
             self._map = mmap.mmap(file.fileno(), 0)
         self._path = path
         self._rows = np.frombuffer(self._map, dtype=ROW)
-        self._settled = self.count = 0
+        self._settled = self.count = rows_kept
         loss, correct = torch.from_numpy(self._rows["loss_sum"]), torch.from_numpy(self._rows["correct"])
         self._on_device = device.type != "cpu"
         if self._on_device:
@@ -76,11 +78,11 @@ class StepLog:
             self._rows["correct"][span] = self.correct[span].cpu().numpy()
         self._settled = self.count
 
-    def mean_loss(self, last: int) -> float:
-        """The mean loss of a sample over the last steps that are in the file."""
+    def mean_loss(self, last: int) -> float | None:
+        """The mean loss of a sample over the last steps that are in the file, once there are some."""
         rows = self._rows[max(0, self._settled - last) : self._settled]
         samples = int(rows["samples"].sum())
-        return float(rows["loss_sum"].sum()) / samples if samples else float("nan")
+        return float(rows["loss_sum"].sum()) / samples if samples else None
 
     def totals(self, since: int, upto: int | None = None) -> tuple[float, int, int]:
         """Sum of losses, hits and samples of the rows from `since` on."""

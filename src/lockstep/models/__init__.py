@@ -23,6 +23,8 @@ class ModelInfo:
     name: str
     builder: str
     shape: Shape
+    parameters: int
+    """With the default arguments, so that they are known without torch; a test counts them."""
     data: str
     about: str
 
@@ -31,25 +33,28 @@ CATALOGUE = {
     info.name: info
     for info in (
         ModelInfo(
-            "mnist-convnet",
-            "lockstep.models.nets:mnist_convnet",
-            (1, 28, 28),
-            "mnist",
-            "document D: two small convolutions",
+            name="mnist-convnet",
+            builder="lockstep.models.nets:mnist_convnet",
+            shape=(1, 28, 28),
+            parameters=4_266,
+            data="mnist",
+            about="document D: two small convolutions",
         ),
         ModelInfo(
-            "cifar-vgg",
-            "lockstep.models.nets:cifar_vgg",
-            (3, 32, 32),
-            "cifar10",
-            "document A: VGG-like, six convolutions",
+            name="cifar-vgg",
+            builder="lockstep.models.nets:cifar_vgg",
+            shape=(3, 32, 32),
+            parameters=2_625_962,
+            data="cifar10",
+            about="document A: VGG-like, six convolutions",
         ),
         ModelInfo(
-            "tied-conv",
-            "lockstep.models.nets:TiedConv",
-            (1, 28, 28),
-            "mnist",
-            "document C: one convolution applied k times",
+            name="tied-conv",
+            builder="lockstep.models.nets:TiedConv",
+            shape=(1, 28, 28),
+            parameters=260_458,
+            data="mnist",
+            about="document C: one convolution applied k times",
         ),
     )
 }

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from lockstep.parallel.ranks import Rank
 from lockstep.placement import Placement
@@ -34,14 +35,29 @@ PEER_LOSS = (
 def join(placement: Placement, rank: Rank, folder: Path) -> None:
     """Meet the other ranks. On one host that we started ourselves they meet in a file: no port can be taken."""
     timeout = timedelta(seconds=placement.timeout_s)
-    if placement.launcher == "torchrun":
-        dist.init_process_group(placement.backend, timeout=timeout)
+    backend = _registered(placement.backend)
+    if placement.launcher in ("torchrun", "slurm"):  # MASTER_ADDR and MASTER_PORT are set
+        shared, _, _ = next(rendezvous("env://", rank.rank, rank.world, timeout=timeout))
+        # torchrun keeps its store when it starts the ranks again; the addresses of the dead ones must not be found in it.
+        store: Store = PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", shared)
     else:
         store = FileStore(str(folder / "rendezvous"), rank.world)
-        store.set_timeout(timeout)
-        dist.init_process_group(placement.backend, store=store, rank=rank.rank, world_size=rank.world, timeout=timeout)
-    if placement.backend == "gloo":
-        _calm_gloo()
+    store.set_timeout(timeout)
+    dist.init_process_group(backend, store=store, rank=rank.rank, world_size=rank.world, timeout=timeout)
+    _calm_gloo()
+
+
+def _registered(backend: str) -> str:
+    """torch's name of a backend; ours are made known to it first."""
+    if backend == "mpi":
+        from lockstep.parallel import mpi_group
+
+        return mpi_group.register()
+    if backend == "shm":
+        from lockstep.parallel import shm_group
+
+        return shm_group.register()
+    return backend
 
 
 def _calm_gloo() -> None:

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from lockstep.parallel.flat import Flat
 from lockstep.placement import Placement
 from lockstep.plugins import load_object
 
@@ -63,7 +64,7 @@ class Ddp:
         return context
 
 
-STRATEGIES: dict[str, Callable[[nn.Module, Placement, torch.device], Strategy]] = {"single": Single, "ddp": Ddp}
+STRATEGIES: dict[str, Callable[[nn.Module, Placement, torch.device], Strategy]] = {"single": Single, "ddp": Ddp, "flat": Flat}
 
 
 def build(name: str, model: nn.Module, placement: Placement, device: torch.device) -> Strategy:

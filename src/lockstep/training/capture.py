@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
-import torch
 from torch import nn
 
 from lockstep.data.batches import Batches, sample_order
 from lockstep.parallel.ranks import Rank
-from lockstep.run import Options, Run, Spec, folder_error
+from lockstep.run import Options, Run, Spec
+from lockstep.training.checkpoint import save_whole
 from lockstep.training.step import Stepper
 
 
@@ -35,12 +33,4 @@ def weights(run: Run, model: nn.Module, options: Options) -> None:
     if not options.save_model:
         return
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    temporary = run.folder / ".model.pt.tmp"
-    try:
-        with temporary.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(run.folder / "model.pt")
-    except OSError as error:
-        raise folder_error(run.folder, error) from None
+    save_whole(run, "model.pt", state)

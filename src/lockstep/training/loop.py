@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from time import perf_counter, process_time
 from typing import Any
@@ -17,6 +18,7 @@ from lockstep.measure.recorder import Recorder
 from lockstep.parallel.group import gather, reduce_max, reduce_sum
 from lockstep.parallel.ranks import Rank
 from lockstep.run import Run, Spec, append_line
+from lockstep.training.checkpoint import Position
 from lockstep.training.evaluate import Evaluation, evaluate
 from lockstep.training.step import Stepper
 
@@ -32,7 +34,7 @@ class Totals:
     train_cpu_seconds: float = 0.0
     eval_seconds: float = 0.0
     logging_seconds: float = 0.0
-    train_images: int = 0
+    train_images: float = 0
 
 
 class Trainer:
@@ -48,22 +50,28 @@ class Trainer:
         train: Batches,
         test: Batches,
         recorder: Recorder,
+        position: Position | None = None,
+        keep: Callable[[Position], None] | None = None,
     ) -> None:
+        """`position`: where an earlier attempt had come to; `keep` is called after every epoch to keep a new one."""
         self._run, self._spec, self._rank, self._model = run, spec, rank, model
         self._stepper, self._train, self._test, self._recorder = stepper, train, test, recorder
-        self._steps = 0
+        self._position, self._keep = position or Position(), keep
+        self._steps = self._position.steps
         self._started = time.time()
-        self._totals = Totals()
+        self._totals = Totals(**self._position.totals)
         self._stopped: str | None = None
 
     def fit(self) -> dict[str, Any]:
         """All epochs; returns the summary."""
         memory = MemoryMeter(next(self._model.parameters()).device)
         begin = perf_counter()
-        epoch = 0
+        epoch = self._position.epoch
         while self._stopped is None and self._steps < self._spec.plan.total_steps:
             epoch += 1
             self._epoch(epoch)
+            if self._keep and self._rank.is_first:
+                self._keep(Position(epoch, self._steps, asdict(self._totals)))
         return self._summary(epoch, memory, perf_counter() - begin)
 
     def _epoch(self, epoch: int) -> None:
@@ -154,6 +162,7 @@ class Trainer:
             "steps": self._steps,
             "stopped_by": self._stopped,
             **asdict(totals),
+            "train_images": int(totals.train_images),
             "fit_seconds": wall,
             "images_per_second": totals.train_images / totals.train_seconds if totals.train_seconds else None,
             "train_loss": last.get("train_loss"),

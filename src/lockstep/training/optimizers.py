@@ -23,6 +23,10 @@ class Optimizer(Protocol):
     lr: float
 
     def step(self) -> None: ...
+    def state(self) -> dict[str, list[torch.Tensor]]:
+        """What must be kept to go on where it was."""
+
+    def load_state(self, state: dict[str, list[torch.Tensor]]) -> None: ...
 
 
 class Adam:
@@ -59,6 +63,15 @@ class Adam:
             maximize=False,
         )
 
+    def state(self) -> dict[str, list[torch.Tensor]]:
+        return {"means": self._means, "squares": self._squares, "steps": self._steps}
+
+    @torch.no_grad()
+    def load_state(self, state: dict[str, list[torch.Tensor]]) -> None:
+        for name, mine in self.state().items():
+            for tensor, kept in zip(mine, state[name], strict=True):
+                tensor.copy_(kept)
+
 
 class Sgd:
     """Stochastic gradient descent with PyTorch's momentum and coupled weight decay."""
@@ -78,6 +91,14 @@ class Sgd:
             group = [k for k, i in enumerate(chosen) if (i in fresh) == first]
             if group:
                 self._update([chosen[k] for k in group], [gradients[k] for k in group], first)
+
+    def state(self) -> dict[str, list[torch.Tensor]]:
+        order = sorted(self._speeds)
+        return {"which": [torch.tensor(i) for i in order], "speeds": [self._speeds[i] for i in order]}
+
+    def load_state(self, state: dict[str, list[torch.Tensor]]) -> None:
+        kept = zip(state["which"], state["speeds"], strict=True)
+        self._speeds = {int(i): speed.to(self.parameters[int(i)].device) for i, speed in kept}
 
     def _update(self, chosen: list[int], gradients: list[torch.Tensor], first: bool) -> None:
         settings = self._settings

@@ -40,7 +40,7 @@ class Stepper:
         self._full_shares = list(micro_shares(plan.global_batch, rank.rank, plan))
         self._weight = torch.zeros((), device=self._parameters[0].device)
         self._weight_count = 0
-        self._row = 0
+        self._row = log.count
         self._ready = LastGradient(self._parameters, clock) if rank.world > 1 else None
 
     def run(self, epoch: int, first: int, count: int) -> None:
@@ -79,6 +79,7 @@ class Stepper:
                 with self._strategy.no_exchange():
                     self._micro_step(first, low, high, count, position, exchanged=False)
         if self._strategy.exchange is not None:
+            self._clock.gradients_ready()
             self._strategy.exchange()
             self._clock.lap(EXCHANGE)
         return shares[-1][1] - shares[0][0]

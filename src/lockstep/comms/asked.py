@@ -1,0 +1,75 @@
+"""What the user asked for, checked before anything starts: each mistake is one line with the option's name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from lockstep.comms.crew import unavailable
+from lockstep.comms.plan import BACKENDS, COLLECTIVES, OWN
+from lockstep.errors import InputError
+from lockstep.measure.environment import machine
+from lockstep.plugins import is_spec
+
+
+def known(option: str, given: tuple[str, ...], known: tuple[str, ...]) -> None:
+    for name in given:
+        if name not in known:
+            raise InputError(f"{option} {name}: unknown; there are {', '.join(known)}")
+
+
+def chosen(collectives: tuple[str, ...], own: str | None) -> list[str]:
+    """With --own alone, the backend's all-reduce beside it and nothing else."""
+    if own is None:
+        return list(dict.fromkeys(collectives)) or list(COLLECTIVES)
+    return [*(dict.fromkeys(collectives) or ["all_reduce"]), OWN]
+
+
+def own_function(own: str) -> str:
+    """Checked here, without importing it: the function needs torch, and only the ranks have that."""
+    where, _, name = own.rpartition(":")
+    if not is_spec(own):
+        raise InputError(f"--own {own}: write it as FILE.py:FUNCTION")
+    if not where.endswith(".py"):
+        return own
+    path = Path(where).expanduser().absolute()
+    if not path.is_file():
+        raise InputError(f"--own {own}: there is no file {path}")
+    return f"{path}:{name}"
+
+
+def there(backends: tuple[str, ...], device: str, ranks: int) -> tuple[list[str], dict[str, str]]:
+    """The backends to measure; one that was asked for by name must be there."""
+    fitting = [name for name in BACKENDS if device == "cuda" or name != "nccl"]
+    fitting = [name for name in fitting if device == "cpu" or name in ("gloo", "nccl")]
+    left_out: dict[str, str] = {}
+    for name in backends or fitting:
+        reason = unavailable(name, device, ranks)
+        if reason is None and name not in fitting:
+            reason = f"it does not work on device={device}"
+        if reason and backends:
+            raise InputError(f"--backend {name}: {reason}")
+        if reason:
+            left_out[name] = reason
+    return [name for name in dict.fromkeys(backends or fitting) if name not in left_out], left_out
+
+
+def check_plot(plot: Path | None, capabilities: bool) -> None:
+    if plot is None:
+        return
+    if capabilities:
+        raise InputError("--plot has nothing to draw with --capabilities: leave one of them out")
+    if plot.suffix != ".svg":
+        raise InputError(f"--plot {plot}: the chart is written as SVG; name it {plot.with_suffix('.svg')}")
+    if not plot.absolute().parent.is_dir():
+        raise InputError(f"--plot {plot}: there is no folder {plot.absolute().parent}")
+
+
+def warnings(ranks: int) -> Iterator[str]:
+    """What makes times less trustworthy, without being wrong."""
+    seen = machine()
+    cores, load = seen["cores_usable"], seen["load_1min"] or 0.0
+    if ranks > cores:
+        yield f"{ranks} ranks on {cores} cores take turns; their times say little about a machine with enough cores"
+    if load > 0.5 * cores:
+        yield f"load {load:.1f} on {cores} cores: timings will be noisy; end other work for figures to rely on"

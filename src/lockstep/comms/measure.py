@@ -1,0 +1,176 @@
+"""Going round by round over all cells and backends, so that a drift of the machine hits all alike."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lockstep.comms.cells import Cell, summarise
+from lockstep.comms.crew import Crew, CrewLost
+from lockstep.comms.plan import Task, message_bytes, placement_for
+from lockstep.errors import RunFailed
+
+PROBE_CALLS = 2
+LEAST_CALLS, MOST_CALLS = 3, 1000
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What to measure and how long."""
+
+    backends: list[str]
+    device: str
+    ranks: list[int]
+    collectives: list[str]
+    sizes: list[int]
+    rounds: int
+    cell_s: float
+    """Timed seconds of one cell in one round."""
+    limit_s: float
+    """After so long without an answer a cell counts as hanging."""
+    own: str | None = None
+
+
+Tell = Callable[[str], None]
+
+
+class Bench:
+    """The crews of one number of ranks, one per backend, and the cells that they fill."""
+
+    def __init__(self, settings: Settings, ranks: int, folder: Path, tell: Tell) -> None:
+        self.settings, self.ranks, self.folder, self.tell = settings, ranks, folder, tell
+        self.cells: dict[tuple[str, str, int], Cell] = {}
+        self._samples: dict[tuple[str, str, int], list[list[int]]] = {}
+        self._crews: dict[str, Crew] = {}
+        self._given_up: dict[tuple[str, str], CrewLost] = {}
+        self._broken: dict[str, CrewLost] = {}
+        self._started = 0
+        self._seed = 0
+
+    def run(self) -> list[Cell]:
+        finished = False
+        try:
+            for number in range(self.settings.rounds):
+                for position, (collective, size) in enumerate(self._grid()):
+                    for backend in self._in_turn(number + position):
+                        self._cell(backend, collective, size)
+                    self.tell(f"{self.ranks} ranks, round {number + 1}/{self.settings.rounds}: {collective} {size:,} B")
+            finished = True
+        finally:
+            for crew in self._crews.values():
+                crew.end(politely=finished)
+        order = {name: at for at, name in enumerate(self.settings.collectives)}
+        return sorted(self.cells.values(), key=lambda c: (order[c.collective], c.bytes, c.backend))
+
+    def _grid(self) -> Iterator[tuple[str, int]]:
+        for collective in self.settings.collectives:
+            for size in [0] if collective == "barrier" else self.settings.sizes:
+                yield collective, size
+
+    def _in_turn(self, shift: int) -> list[str]:
+        """The backends, each time starting with another one: none is always the first after a pause."""
+        names = self.settings.backends
+        shift %= len(names)
+        return [*names[shift:], *names[:shift]]
+
+    def _cell(self, backend: str, collective: str, size: int) -> None:
+        key = (backend, collective, size)
+        cell = self.cells.setdefault(
+            key,
+            Cell(
+                backend=backend,
+                device=self.settings.device,
+                ranks=self.ranks,
+                collective=collective,
+                bytes=size,
+                message_bytes=message_bytes(collective, size, self.ranks),
+            ),
+        )
+        lost = self._broken.get(backend) or self._given_up.get((backend, collective))
+        if lost and cell.state == "ok" and not cell.n:
+            cell.state, cell.reason, cell.time = lost.kind, lost.reason, time.time()
+        if cell.state != "ok" or lost:
+            return
+        try:
+            crew = self._crew(backend)
+        except CrewLost as problem:
+            self._lose(backend)
+            self._broken[backend] = problem
+            self._cell(backend, collective, size)
+            return
+        try:
+            if key not in self._samples:
+                self._take(crew, cell, PROBE_CALLS, keep=False)
+            if cell.state == "ok":
+                self._take(crew, cell, self._calls(key), keep=True)
+        except CrewLost as problem:
+            # What it is at one size it is at the others: they are not tried, each would cost a time limit and a start.
+            self._lose(backend)
+            self._given_up[backend, collective] = problem
+            cell.state, cell.reason, cell.time = problem.kind, problem.reason, time.time()
+
+    def _take(self, crew: Crew, cell: Cell, calls: int, keep: bool) -> None:
+        self._seed += calls
+        answers = crew.measure(cell.collective, cell.bytes, calls, self._seed, self.settings.limit_s)
+        cell.time = time.time()
+        cell.checks += sum(answer["checks"] for answer in answers)
+        wrong = next((f"rank {r}: {a['wrong']}" for r, a in enumerate(answers) if a["wrong"]), None) or left_early(
+            answers
+        )
+        if wrong:
+            cell.state, cell.reason = "WRONG", wrong
+            return
+        # A call is over when the last rank has finished it.
+        slowest = [max(times) for times in zip(*(answer["times_ns"] for answer in answers), strict=True)]
+        rounds = self._samples.setdefault((cell.backend, cell.collective, cell.bytes), [])
+        if keep and len(rounds) == 1 and not cell.n:
+            rounds.clear()  # the probe
+        rounds.append(slowest)
+        if keep:
+            summarise(cell, rounds)
+
+    def _calls(self, key: tuple[str, str, int]) -> int:
+        """As many calls as fit into the time of a cell, judged by what it took so far."""
+        typical = statistics.median(sample for one in self._samples[key] for sample in one) / 1e9
+        return max(LEAST_CALLS, min(MOST_CALLS, int(self.settings.cell_s / max(typical, 1e-9))))
+
+    def _crew(self, backend: str) -> Crew:
+        if backend not in self._crews:
+            self._started += 1
+            folder = self.folder / f"{self._started:02d}-{backend}-{self.ranks}r"
+            placement = placement_for(backend, self.settings.device, self.ranks, 2 * self.settings.limit_s)
+            self._crews[backend] = Crew(Task(placement=placement, own=self.settings.own), folder)
+            self.tell(f"{self.ranks} ranks: starting {backend} …")
+            self._crews[backend].start()
+        return self._crews[backend]
+
+    def _lose(self, backend: str) -> None:
+        if backend in self._crews:
+            self._crews.pop(backend).end(politely=False)
+
+
+def left_early(answers: list[dict[str, Any]]) -> str | None:
+    """Whether a rank left a barrier before another one had come to it."""
+    moments = [answer["moments"] for answer in answers]
+    if any(pair is None for pair in moments):
+        return None
+    came, went = [pair[0] for pair in moments], [pair[1] for pair in moments]
+    if max(came) <= min(went):
+        return None
+    early, late = went.index(min(went)), came.index(max(came))
+    return f"rank {early} left the barrier {(max(came) - min(went)) / 1e6:.1f} ms before rank {late} came to it"
+
+
+def measure(settings: Settings, folder: Path, tell: Tell) -> list[Cell]:
+    """Every cell of every number of ranks; RunFailed where not one could be measured."""
+    cells: list[Cell] = []
+    for ranks in settings.ranks:
+        cells += Bench(settings, ranks, folder, tell).run()
+    if not any(cell.n or cell.state == "WRONG" for cell in cells):
+        first = cells[0]
+        raise RunFailed(f"comms: nothing could be measured: {first.backend}, {first.collective}: {first.reason}")
+    return cells

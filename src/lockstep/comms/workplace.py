@@ -1,0 +1,51 @@
+"""The folder of a measurement, and its end: done, failed or cancelled, with nothing left behind."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import InputError, LockstepError, RunCancelled
+from lockstep.run import write_atomic
+
+
+@contextmanager
+def workplace(out: Path | None, tell: Callable[[str], None]) -> Iterator[Path]:
+    """The folder of a measurement: the user's, or one that goes away when all went well. Ctrl-C and SIGTERM end in order."""
+
+    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"--out {out} is there already: choose a new folder")
+    folder = (out or Path(tempfile.mkdtemp(prefix="lockstep-comms-"))).absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / "status.json", {"state": "running", "since": time.time()})
+    except OSError as error:
+        raise InputError(f"--out {folder}: {error.strerror}") from None
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    state, cause = "failed", None
+    try:
+        yield folder
+        state = "done"
+    except KeyboardInterrupt:
+        state = "cancelled"
+        raise RunCancelled("stopped; nothing of this measurement is kept") from None
+    except LockstepError as error:
+        cause = str(error)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        write_atomic(folder / "status.json", {"state": state, "since": time.time(), "cause": cause})
+        if out is None and state == "failed":
+            tell(f"results and logs are in {folder}")
+        elif out is None:
+            shutil.rmtree(folder, ignore_errors=True)

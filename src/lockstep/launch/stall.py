@@ -1,0 +1,52 @@
+"""Noticing a rank that is stopped: its signs of life no longer change, though its process is still there.
+
+A rank reports from a thread of its own twice a second, so silence means that the whole process stands still: a SIGSTOP, a
+debugger, a machine that swaps. A rank that hangs in its own code goes on reporting; there the others' timeout ends the run,
+and the account names the one that was not waiting.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lockstep.run import Run, Spec
+
+
+class Stalled(Exception):
+    """A rank gave no sign of life for too long."""
+
+    def __init__(self, rank: int, cause: str) -> None:
+        super().__init__(cause)
+        self.rank, self.cause = rank, cause
+
+
+class StallWatch:
+    """Compares each rank's last sign of life with the one before; clocks of other hosts do not matter."""
+
+    def __init__(self, run: Run, spec: Spec) -> None:
+        self._run = run
+        # Half of what the others would wait, so that the stopped rank is named before they give up.
+        self._patience_s = spec.placement.timeout_s / 2
+        self._seen: dict[int, tuple[float, float]] = {}
+
+    def check(self, now: float) -> None:
+        """Raise Stalled for the rank that has been silent longest, if that is too long."""
+        for beat in self._run.rank_statuses():
+            rank, time = int(beat["rank"]), float(beat["time"])
+            if beat["state"] != "running":
+                self._seen.pop(rank, None)
+            elif self._seen.get(rank, (0.0, 0.0))[0] != time:
+                self._seen[rank] = (time, now)
+        silent = {rank: now - since for rank, (_, since) in self._seen.items() if now - since > self._patience_s}
+        if silent:
+            rank = max(silent, key=lambda r: silent[r])
+            pid = next(beat["pid"] for beat in self._run.rank_statuses() if beat["rank"] == rank)
+            state = " (its process is stopped)" if _is_stopped(int(pid)) else ""
+            raise Stalled(rank, f"rank {rank} gave no sign of life for {silent[rank]:.0f} s{state}")
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    except (OSError, IndexError):
+        return False

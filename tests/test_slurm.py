@@ -1,0 +1,333 @@
+"""`launcher=slurm` on a real Slurm: two nodes on loopback (slurm_cluster.py), real jobs, real faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import slurm_cluster
+from conftest import SHORT, Cli, processes_of, wait_for
+from lockstep.errors import InputError
+from lockstep.launch import mpirun, slurm, slurm_script
+from lockstep.measure.records import read_steps
+from lockstep.placement import Placement, Slurm, plan
+from lockstep.recipe import Recipe
+from lockstep.resolve import resolve
+from lockstep.run import Run, Spec, read_json
+from slurm_cluster import Cluster
+
+GOLDEN = Path(__file__).parent / "golden"
+ON_SLURM = ("launcher=slurm", "threads=1")
+ENDLESS = (*SHORT, "epochs=100000", *ON_SLURM)
+
+SCRIPTS = {
+    "srun": Placement(launcher="slurm", hosts=2, ranks=4, threads=2),
+    "torchrun": Placement(
+        launcher="slurm",
+        hosts=2,
+        ranks=4,
+        threads=2,
+        slurm=Slurm(
+            partition="debug,long",
+            account="physics",
+            time="1-12:00:00",
+            ranks_by="torchrun",
+            directives=["--exclusive", "--mail-type=END"],
+            setup=["module load python", 'echo "on $SLURM_JOB_NODELIST"'],
+        ),
+    ),
+    "gpu": Placement(launcher="slurm", hosts=2, ranks=8, threads=8, device="cuda"),
+    "mpi": Placement(launcher="slurm", ranks=2, threads=1, backend="mpi", slurm=Slurm(mpi="pmi2", gres="fpga:1")),
+}
+
+
+def spec_of(placement: Placement) -> Spec:
+    recipe, placement = resolve(Recipe(global_batch=48), placement)
+    worked = plan(recipe, placement, 480, 48)
+    return Spec(id="the run", created=0.0, lockstep="0", recipe=recipe, placement=placement, plan=worked)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_script_is_the_golden_one(name: str) -> None:
+    text = slurm_script.text(spec_of(SCRIPTS[name]), Path("/shared/my runs/one")).replace(sys.executable, "PYTHON")
+    assert text == (GOLDEN / f"sbatch-{name}.txt").read_text()
+    assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (Slurm(partition="a b"), "slurm.partition='a b'"),
+        (Slurm(partition="debug\n#SBATCH --uid=0"), "slurm.partition="),
+        (Slurm(account="$(id)"), "slurm.account="),
+        (Slurm(time="half an hour"), "slurm.time='half an hour' is not what Slurm takes here, for example"),
+        (Slurm(gres="gpu:1;id"), "slurm.gres="),
+        (Slurm(mpi="pmi2 --uid=0"), "slurm.mpi="),
+        (Slurm(directives=["--exclusive\nrm -rf /"]), "slurm.directives"),
+        (Slurm(directives=["exclusive"]), "slurm.directives: 'exclusive' is not one sbatch option"),
+    ],
+)
+def test_what_would_mean_something_else_in_the_script_is_refused(options: Slurm, words: str) -> None:
+    with pytest.raises(InputError) as error:
+        slurm.starts(spec_of(Placement(launcher="slurm", slurm=options)), Path("/shared/one"), 0)
+    assert words in str(error.value)
+
+
+def test_the_command_is_known_without_a_slurm() -> None:
+    start = slurm.starts(spec_of(SCRIPTS["srun"]), Path("/shared/one"), 0)
+    assert [words.argv for words in start] == [["sbatch", "/shared/one/job.sbatch"]]
+
+
+def test_without_slurm_the_error_says_what_to_install(cli: Cli) -> None:
+    cli.environment["PATH"] = "/nonexistent"
+    message = cli.error("run", *SHORT, *ON_SLURM, "ranks=2", code=2)
+    assert message.startswith("launcher=slurm needs sbatch, scontrol, scancel: install Slurm's commands (slurm-client")
+    assert Run.find("last", cli.runs).status()["state"] == "failed"
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    reason = slurm_cluster.missing()
+    if reason:
+        pytest.skip(reason)
+    with slurm_cluster.running() as started:
+        yield started
+    assert not processes_of(started.folder)
+    assert not started.processes(), "the cluster has stopped"
+
+
+@pytest.fixture
+def on_cluster(cluster: Cluster, cli: Cli) -> Iterator[Cli]:
+    """The command line with this cluster's configuration. Whatever the test did, no process of its runs is left."""
+    cli.environment |= cluster.environment
+    yield cli
+    wait_for(lambda: not processes_of(cli.runs), seconds=10, what="every process of the runs to be gone")
+    wait_for(lambda: cluster.idle() == 2, seconds=10, what="both nodes to be idle again")
+
+
+@pytest.fixture(scope="module")
+def alone(module_cli: Cli) -> dict[str, Any]:
+    return module_cli.run(*SHORT, "threads=1")
+
+
+def assert_same_as_alone(document: dict[str, Any], alone: dict[str, Any]) -> None:
+    assert document["ranks_agree"]
+    assert document["train_loss"] == pytest.approx(alone["train_loss"], rel=1e-5)
+    assert document["test_accuracy"] == pytest.approx(alone["test_accuracy"], abs=0.01)
+
+
+def started(cli: Cli, *words: str) -> tuple[subprocess.Popen[str], Run, str]:
+    """An endless run that has taken its first steps on every rank, and its job."""
+    process = cli.start("run", *ENDLESS, *words)
+    run: Run = wait_for(lambda: next((Run(p.parent) for p in cli.runs.glob("*/job.json")), None), what="the job")
+    ranks = run.spec().plan.ranks
+    steps = lambda rank: len(read_steps(run.rank_folder(rank) / "steps.bin"))  # noqa: E731
+    wait_for(
+        lambda: process.poll() is not None or all(steps(rank) > 5 for rank in range(ranks)), what="steps on every rank"
+    )
+    assert process.poll() is None, process.communicate()
+    wait_for(lambda: len(run.rank_statuses()) == ranks, what="a sign of life of every rank")
+    return process, run, str((read_json(run.folder / "job.json") or {})["job"])
+
+
+def end_of(process: subprocess.Popen[str], run: Run, code: int) -> str:
+    """The last line of a run that must end by itself, with no process left."""
+    _, errors = process.communicate(timeout=40)
+    assert process.returncode == code, errors
+    assert "Traceback" not in errors
+    wait_for(lambda: not processes_of(run.folder), seconds=10, what="every process to be gone")
+    return errors.strip().splitlines()[-1]
+
+
+def test_two_nodes_compute_what_one_process_computes(on_cluster: Cli, alone: dict[str, Any]) -> None:
+    """In a folder whose name has all that a shell, sbatch and srun could misunderstand."""
+    on_cluster.runs = on_cluster.folder / "50% $(of) 'my' runs"
+    on_cluster.environment["LOCKSTEP_RUNS"] = str(on_cluster.runs)
+    document = on_cluster.run(*SHORT, *ON_SLURM, "hosts=2", "ranks=2", "slurm.partition=test", "slurm.time=00:10:00")
+    assert_same_as_alone(document, alone)
+    run = Run.find("last", on_cluster.runs)
+    assert run.status()["state"] == "done"
+    record = read_json(run.folder / "job.json") or {}
+    assert (record["name"], record["exit_code"], record["nodes"]) == ("COMPLETED", "0:0", "node[1-2]")
+    assert [path.name for path in on_cluster.runs.iterdir()] == [run.id], "nothing was written beside the run"
+
+
+@pytest.mark.parametrize("ranks_by", ["srun", "torchrun"])
+def test_four_ranks_on_two_nodes(on_cluster: Cli, alone: dict[str, Any], ranks_by: str) -> None:
+    document = on_cluster.run(*SHORT, *ON_SLURM, "hosts=2", "ranks=4", f"slurm.ranks_by={ranks_by}")
+    assert_same_as_alone(document, alone)
+    assert len(document["ranks"]) == 4
+
+
+@pytest.mark.skipif(
+    mpirun.library_kind() != "mpich", reason="mpi4py with MPICH is not installed: pip install 'lockstep[mpi]'"
+)
+def test_the_mpi_backend_through_pmi2(on_cluster: Cli, alone: dict[str, Any]) -> None:
+    words = ("hosts=2", "ranks=2", "backend=mpi")
+    assert_same_as_alone(on_cluster.run(*SHORT, *ON_SLURM, *words, "slurm.mpi=pmi2"), alone)
+    message = on_cluster.error("run", *SHORT, *ON_SLURM, *words, "slurm.mpi=none", code=2)
+    assert "the launcher started 2 ranks, but" in message, "never two worlds of one rank"
+
+
+def allocated(cli: Cli, nodes: int, *words: str) -> subprocess.Popen[str]:
+    """`lockstep run` as people type it into the shell that salloc gives them."""
+    return subprocess.Popen(
+        ["salloc", "--quiet", f"-N{nodes}", *cli.argv("run", *words)],
+        env=cli.environment,
+        cwd=cli.folder,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def test_inside_an_allocation_srun_starts_the_ranks(on_cluster: Cli, alone: dict[str, Any]) -> None:
+    process = allocated(on_cluster, 2, *SHORT, *ON_SLURM, "hosts=2", "ranks=2", "--json")
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert_same_as_alone(json.loads(output), alone)
+    run = Run.find("last", on_cluster.runs)
+    assert run.spec().command[0][-2:] == ["lockstep.launch.slurm_step", str(run.folder / "job.sbatch")]
+    assert not (run.folder / "job.json").exists(), "no job of its own"
+
+
+def test_inside_an_allocation_ranks_end_with_the_command(on_cluster: Cli) -> None:
+    process = allocated(on_cluster, 2, *ENDLESS, "hosts=2", "ranks=2")
+    run: Run = wait_for(lambda: next((Run(p.parent) for p in on_cluster.runs.glob("*/run.json")), None), what="the run")
+    wait_for(lambda: run.recorded_status()["state"] == "running", what="the ranks")
+    os.kill(int(run.recorded_status()["supervisor_pid"]), signal.SIGKILL)
+    process.communicate(timeout=20)
+    wait_for(lambda: not processes_of(run.folder), seconds=5, what="every process to be gone")
+    assert run.status()["state"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "expected"),
+    [
+        (("hosts=2", "ranks=2"), 2, r"hosts=2, but this is inside Slurm job \d+ with 1 node\(s\): ask salloc for more"),
+        (("ranks=3",), 3, r"srun in Slurm job \d+ started no rank: srun: error: .*[Mm]ore processors requested"),
+    ],
+)
+def test_an_allocation_that_is_too_small(on_cluster: Cli, words: tuple[str, ...], code: int, expected: str) -> None:
+    process = allocated(on_cluster, 1, *SHORT, *ON_SLURM, *words)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == code, errors
+    assert re.search(expected, errors.strip().splitlines()[-1]), errors
+
+
+def test_kill_9_of_one_rank_ends_the_job_and_names_it(on_cluster: Cli) -> None:
+    process, run, _ = started(on_cluster, "hosts=2", "ranks=2")
+    os.kill(int(run.rank_statuses()[1]["pid"]), signal.SIGKILL)
+    last = end_of(process, run, code=3)
+    assert re.match(r"lockstep: run failed: rank 1 was killed by SIGKILL after step \d+", last), last
+    status = run.status()
+    assert (status["state"], status["rank"], status["signal"]) == ("failed", 1, "SIGKILL")
+    assert (read_json(run.folder / "job.json") or {})["name"] == "FAILED"
+
+
+def test_kill_9_of_a_torchrun_agent_leaves_no_rank_training(on_cluster: Cli) -> None:
+    process, run, _ = started(on_cluster, "hosts=2", "ranks=2", "slurm.ranks_by=torchrun")
+    agent = Path(f"/proc/{run.rank_statuses()[1]['pid']}/stat").read_text().rpartition(")")[2].split()[1]
+    assert b"lockstep.launch.agent" in Path(f"/proc/{agent}/cmdline").read_bytes()
+    os.kill(int(agent), signal.SIGKILL)
+    last = end_of(process, run, code=3)
+    # Either the other rank noticed first, or srun ended it before it could say so.
+    assert re.search(
+        r"run failed: (rank 0 after step \d+: lost the other ranks|Slurm job .* node2: task 1: Killed)", last
+    )
+    assert run.status()["state"] == "failed"
+
+
+def test_scancel_from_outside(on_cluster: Cli, cluster: Cluster) -> None:
+    process, run, job = started(on_cluster, "hosts=2", "ranks=2")
+    cluster("scancel", job)
+    last = end_of(process, run, code=3)
+    assert f"run failed: Slurm job {job} was cancelled (scancel)" in last
+    assert run.status()["state"] == "failed"
+
+
+def test_ctrl_c_cancels_the_job(on_cluster: Cli, cluster: Cluster) -> None:
+    process, run, job = started(on_cluster, "hosts=2", "ranks=2")
+    process.send_signal(signal.SIGINT)
+    assert "stopped; what was measured is in" in end_of(process, run, code=130)
+    assert run.status()["state"] == "cancelled"
+    assert "JobState=CANCELLED" in cluster("scontrol", "-o", "show", "job", job).stdout
+
+
+def test_a_queued_job_says_why_and_can_be_stopped(on_cluster: Cli, cluster: Cluster) -> None:
+    process = on_cluster.start("run", *ENDLESS, "hosts=2", "ranks=2", 'slurm.directives=["--hold"]')
+    assert process.stderr
+    lines = iter(process.stderr.readline, "")
+    line = next(line for line in lines if "Slurm job" in line)
+    assert re.match(r"Slurm job \d+: pending \(JobHeldUser\), \d+ s so far", line), line
+    run = Run.find("last", on_cluster.runs)
+    assert run.status()["state"] == "starting"
+    process.send_signal(signal.SIGTERM)  # the same as Ctrl-C
+    assert "stopped" in end_of(process, run, code=130)
+    job = run.folder / "job.json"
+    assert "JobState=CANCELLED" in cluster("scontrol", "-o", "show", "job", (read_json(job) or {})["job"]).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("slurm.partition=nope",), r"nvalid partition name specified; change slurm.partition"),
+        (("hosts=3", "ranks=3"), r"Node count specification invalid; change hosts, ranks or threads"),
+        (("slurm.gres=gpu:1",), r"nvalid generic resource \(gres\) specification; change slurm.gres"),
+    ],
+)
+def test_what_sbatch_refuses_is_one_line(on_cluster: Cli, words: tuple[str, ...], expected: str) -> None:
+    message = on_cluster.error("run", *SHORT, *ON_SLURM, *words, code=2)
+    assert re.match(r"sbatch refused the job: .*" + expected, message), message
+    assert Run.find("last", on_cluster.runs).status()["state"] == "failed"
+
+
+def test_a_script_that_fails_before_the_ranks(on_cluster: Cli) -> None:
+    message = on_cluster.error("run", *SHORT, *ON_SLURM, 'slurm.setup=["module load nothing"]', code=3)
+    assert re.search(
+        r"Slurm job \d+ ended as FAILED \(NonZeroExitCode, exit code 127:0\): .*module: command not found", message
+    )
+
+
+def test_a_job_that_the_controller_has_forgotten(on_cluster: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_CONF", on_cluster.environment["SLURM_CONF"])
+    assert slurm.state("999999").name == "VANISHED"
+    run = Run.create(on_cluster.runs, spec_of(Placement(launcher="slurm")))
+    with pytest.raises(slurm.RunFailed, match="Slurm job 999999 is no longer known to Slurm, and no rank says"):
+        slurm._conclude(run, "999999", slurm.state("999999"))
+    run.write_status("done")
+    slurm._conclude(run, "999999", slurm.state("999999"))
+
+
+def test_a_node_that_dies(on_cluster: Cli, cluster: Cluster) -> None:
+    process, run, job = started(on_cluster, "hosts=2", "ranks=2")
+    cluster.kill_node("node2")
+    died = time.monotonic()
+    try:
+        last = end_of(process, run, code=3)
+    finally:
+        cluster.start_node("node2")
+    assert time.monotonic() - died < 40
+    assert f"run failed: Slurm job {job} lost a node" in last
+    assert run.status()["state"] == "failed"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("LOCKSTEP_SLOW_TESTS" not in os.environ, reason="takes 30 s: set LOCKSTEP_SLOW_TESTS=1")
+def test_a_time_limit(on_cluster: Cli, cluster: Cluster) -> None:
+    """Slurm looks at time limits every 30 s."""
+    process, run, job = started(on_cluster, "ranks=1", "slurm.time=00:10:00")
+    cluster("scontrol", "update", f"JobId={job}", "EndTime=now+1")
+    last = end_of(process, run, code=3)
+    assert f"run failed: Slurm job {job} reached its time limit: give it more with slurm.time" in last
+    assert run.status()["state"] == "failed"
