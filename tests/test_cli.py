@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from conftest import SHORT, Cli
 from lockstep.cli import COMMANDS
 from lockstep.run import Run
+from support import SHORT, Cli
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = Path(__file__).parent / "golden"

@@ -16,7 +16,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from conftest import Cli, processes_of, wait_for
 from lockstep.comms import choose, store
 from lockstep.comms.capabilities import published
 from lockstep.comms.cells import Cell, lines, quantile, summarise
@@ -27,6 +26,7 @@ from lockstep.comms.measure import left_early
 from lockstep.comms.plan import COLLECTIVES, Task, bandwidths, message_bytes, missing, placement_for, sizes
 from lockstep.comms.worker import segments
 from lockstep.resolve import cuda_present
+from support import Cli, processes_of, wait_for
 
 
 @pytest.fixture

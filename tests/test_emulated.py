@@ -19,7 +19,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import SHORT, Cli, processes_of, wait_for
 from lockstep.errors import InputError, RunFailed
 from lockstep.launch import discard, emulate, prepare
 from lockstep.launch.emulate import Network
@@ -29,6 +28,7 @@ from lockstep.measure.records import read_steps
 from lockstep.placement import Placement
 from lockstep.run import Run
 from lockstep.settings import load
+from support import SHORT, Cli, processes_of, wait_for
 
 here = pytest.mark.skipif(emulate.problem() is not None, reason=str(emulate.problem()))
 LINKS = st.builds(

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from conftest import SHORT, Cli, processes_of, wait_for
 from lockstep.measure.records import read_steps
 from lockstep.run import Run
+from support import SHORT, Cli, processes_of, wait_for
 
 LONG = (*SHORT, "epochs=100000", "threads=1")
 

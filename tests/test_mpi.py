@@ -17,13 +17,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from conftest import SHORT, Cli, processes_of, wait_for
 from lockstep.errors import InputError
 from lockstep.launch import mpirun
 from lockstep.measure.records import read_steps
 from lockstep.placement import Placement
 from lockstep.run import Run
 from lockstep.verify import step_losses
+from support import SHORT, Cli, processes_of, wait_for
 
 GOLDEN = Path(__file__).parent / "golden"
 PROGRAM = Path(__file__).with_name("mpi_ranks.py")

@@ -18,13 +18,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
-from conftest import SHORT, Cli, processes_of, wait_for
 from lockstep.errors import InputError
 from lockstep.measure.records import read_steps
 from lockstep.parallel import shm_meet, shm_segment
 from lockstep.parallel.group import is_peer_loss
 from lockstep.run import Run
 from shm_rank import Session, numbers
+from support import SHORT, Cli, processes_of, wait_for
 
 if sys.platform != "linux" or os.uname().machine != "x86_64":
     pytest.skip("the shm backend needs Linux on x86", allow_module_level=True)

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 import slurm_cluster
-from conftest import SHORT, Cli, processes_of, wait_for
 from lockstep.errors import InputError
 from lockstep.launch import mpirun, slurm, slurm_script
 from lockstep.measure.records import read_steps
@@ -25,6 +24,7 @@ from lockstep.recipe import Recipe
 from lockstep.resolve import resolve
 from lockstep.run import Run, Spec, read_json
 from slurm_cluster import Cluster
+from support import SHORT, Cli, processes_of, wait_for
 
 GOLDEN = Path(__file__).parent / "golden"
 ON_SLURM = ("launcher=slurm", "threads=1")

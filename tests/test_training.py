@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from conftest import SHORT, Cli
 from lockstep import models
 from lockstep.data import open_data
 from lockstep.data.batches import Batches, sample_order
@@ -20,6 +19,7 @@ from lockstep.measure.records import read_steps
 from lockstep.recipe import Recipe
 from lockstep.run import Run
 from lockstep.verify import step_losses
+from support import SHORT, Cli
 
 # The first losses of the short recipe, from a run of one process with one thread. A change that should not alter the
 # mathematics must give them again; processors differ in the last digits only.

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from conftest import Cli
+from support import Cli
 
 WORDS = ("data=embedded", "global_batch=24", "optimizer.lr=0.005", "backend=gloo")
 

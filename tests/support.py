@@ -1,0 +1,101 @@
+"""What tests share: the command line through a real process, and short recipes on data that need no network."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Fourteen global batches of 48 and a partial one of 31, which no number of ranks divides. The backend is stated, because
+# "auto" depends on what was measured on the machine.
+SHORT = (
+    "data=embedded",
+    "train_limit=703",
+    "test_limit=501",
+    "global_batch=48",
+    "epochs=2",
+    "optimizer.lr=0.005",
+    "seed=7",
+    "backend=gloo",
+)
+
+
+class Cli:
+    """Calls `lockstep` as a user does: in a process of its own, through the installed entry point."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.runs = folder / "runs"
+        self.environment = {**os.environ, "LOCKSTEP_RUNS": str(self.runs), "NO_COLOR": "1"}
+
+    def argv(self, *words: str) -> list[str]:
+        return [str(Path(sys.executable).with_name("lockstep")), *words]
+
+    def __call__(self, *words: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.argv(*words),
+            env={**self.environment, **environment},
+            cwd=self.folder,
+            text=True,
+            capture_output=True,
+            timeout=timeout,
+        )
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.argv(*words),
+            env=self.environment,
+            cwd=self.folder,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def run(self, *words: str) -> dict[str, Any]:
+        """A run that must succeed, as its JSON document."""
+        result = self("run", *words, "--json")
+        assert result.returncode == 0, result.stderr
+        document: dict[str, Any] = json.loads(result.stdout)
+        return document
+
+    def error(self, *words: str, code: int) -> str:
+        """A call that must fail in the user's own terms: exit code, one line, no traceback."""
+        result = self(*words)
+        assert result.returncode == code, (result.returncode, result.stdout, result.stderr)
+        assert "Traceback" not in result.stderr + result.stdout
+        lines = [line for line in result.stderr.splitlines() if line.startswith("lockstep: ")]
+        assert lines, result.stderr
+        return lines[-1].removeprefix("lockstep: ")
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 40, what: str = "condition") -> Any:
+    """Poll until it holds; fail with words if it does not."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.05)
+    pytest.fail(f"waited {seconds} s in vain for {what}")
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Every live process whose command line names this folder: what must be gone when a run has ended."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                words = (entry / "cmdline").read_bytes()
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if str(folder).encode() in words and state != "Z":
+                found.append(int(entry.name))
+    return found
