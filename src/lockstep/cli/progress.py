@@ -52,10 +52,7 @@ class ProgressLine:
         left = f"{_clock((total - step) * seconds / steps)} left" if steps > 0 else "…"
         rate = f"{beat['images_per_second']:,.0f} images/s  " if beat.get("images_per_second") else ""
         loss = f"loss {beat['loss']:.4f}  " if beat.get("loss") is not None else ""
-        return (
-            f"{self._label}epoch {int(beat['epoch'])}/{spec.recipe.epochs}  step {step}/{total}  "
-            f"{rate}{loss}{left}"
-        )
+        return f"{self._label}epoch {int(beat['epoch'])}/{spec.recipe.epochs}  step {step}/{total}  {rate}{loss}{left}"
 
     def _line(self, text: str) -> None:
         self.clear()

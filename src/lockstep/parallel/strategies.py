@@ -64,7 +64,11 @@ class Ddp:
         return context
 
 
-STRATEGIES: dict[str, Callable[[nn.Module, Placement, torch.device], Strategy]] = {"single": Single, "ddp": Ddp, "flat": Flat}
+STRATEGIES: dict[str, Callable[[nn.Module, Placement, torch.device], Strategy]] = {
+    "single": Single,
+    "ddp": Ddp,
+    "flat": Flat,
+}
 
 
 def build(name: str, model: nn.Module, placement: Placement, device: torch.device) -> Strategy:
