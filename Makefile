@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test test-cluster lint format bench clean
+.PHONY: help setup demo test lint format bench clean
 
 help:  ## List the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -23,16 +23,11 @@ setup: $(VENV)/.installed  ## Make .venv and install everything.
 demo: setup  ## Train the MNIST net with one process and with two ranks, and compare.
 	$(BIN)/lockstep demo
 
-# The launchers and backends that need MPI, Slurm, namespaces or minutes of measuring have a target of their own.
-CLUSTER := tests/test_mpi.py tests/test_shm.py tests/test_slurm.py tests/test_emulated.py tests/test_comms.py
-
-test: setup  ## Run every test but those of test-cluster; CI runs this.
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(CLUSTER))
-
-# Slurm comes from the system's packages, where we may install them; without it, its tests are skipped and say so.
-test-cluster: setup  ## Run the tests of mpirun, Slurm, emulated hosts, shared memory and comms.
+# Slurm comes from the system's packages, where we may install them; without it, its tests are skipped and say so. Most tests
+# wait for processes to start and to end, so two files at a time take little more than one.
+test: setup  ## Run every test; CI runs this.
 	@bash .ci/slurm
-	$(BIN)/python -m pytest $(CLUSTER)
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: setup  ## Check style and types.
 	$(BIN)/ruff check src tests benchmarks

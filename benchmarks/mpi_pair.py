@@ -69,23 +69,26 @@ def rank_main(rendezvous: str, rounds: int, calls: int, size: int) -> None:
     def ours() -> None:
         dist.all_reduce(tensor)
 
-    def timed(call: Callable[[], None]) -> float:
+    def timed(call: Callable[[], None]) -> tuple[float, float]:
         tensor.copy_(given)
         call()
         assert tensor.eq(3.0).all(), "1 + 2 = 3 in every place"
         tensor.zero_()
         world.Barrier()
-        begin = time.perf_counter()
+        begin, busy = time.perf_counter(), time.process_time()
         for _ in range(calls):
             call()
-        return (time.perf_counter() - begin) / calls * 1e6
+        took = time.perf_counter() - begin, time.process_time() - busy
+        return took[0] / calls * 1e6, took[1] / calls * 1e6
 
-    times: dict[str, list[float]] = {"ours_us": [], "raw_us": []}
+    times: dict[str, list[float]] = {"ours_us": [], "raw_us": [], "ours_cpu_us": [], "raw_cpu_us": []}
     for way in (ours, raw):  # warm-up
         timed(way)
     for number in range(rounds):
         for way in (ours, raw) if number % 2 else (raw, ours):
-            times[f"{way.__name__}_us"].append(timed(way))
+            wall, cpu = timed(way)
+            times[f"{way.__name__}_us"].append(wall)
+            times[f"{way.__name__}_cpu_us"].append(cpu)
     dist.barrier()
     if world.rank == 0:
         print(json.dumps({"bytes": size, "rounds": rounds, "calls": calls, **times}), flush=True)

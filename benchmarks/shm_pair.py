@@ -10,6 +10,8 @@ Ways of an all-reduce of 17,064 bytes (the MNIST net's gradients):
     gloo, batch   the same with gloo's polling thread as a batch thread, as Lockstep runs it (parallel/group.py)
 Ways of a training step of the MNIST net at batch 32 a rank:
     alone         the two processes do not communicate: the limit
+    meet          they exchange one number after each step: what waiting for the slower one costs by itself
+    ddp none      inside DDP, whose exchange is left out: what PyTorch's wrapper costs by itself
     ddp shm, flat shm, ddp gloo, flat gloo (gloo with its batch thread)
 """
 
@@ -154,23 +156,26 @@ def rank_main(store_file: str, rank: int, handle: int, rounds: int) -> None:
     tensor.zero_()
     steps = training_ways(rank, gloo)
     times: dict[str, dict[str, list[float]]] = {
-        "calls_us": {way: [] for way in calls},
-        "steps_us": {way: [] for way in steps},
+        f"{kind}{clock}_us": {way: [] for way in ways}
+        for kind, ways in (("calls", calls), ("steps", steps))
+        for clock in ("", "_cpu")
     }
     shuffle = random.Random(0).shuffle  # the same order on both ranks
     for number in range(rounds + 1):
-        for kind, ways in (("calls_us", calls), ("steps_us", steps)):
+        for kind, ways in (("calls", calls), ("steps", steps)):
             order = list(ways)
             shuffle(order)
             for way in order:
                 gloo_thread(batch=way != "gloo")
                 count = CALLS.get(way, STEPS)
                 dist.barrier()
-                begin = time.perf_counter()
+                begin, busy = time.perf_counter(), time.process_time()
                 for _ in range(count):
                     ways[way]()
+                took = {"": time.perf_counter() - begin, "_cpu": time.process_time() - busy}
                 if number:  # the first round is for warming up
-                    times[kind][way].append((time.perf_counter() - begin) / count * 1e6)
+                    for clock, seconds in took.items():
+                        times[f"{kind}{clock}_us"][way].append(seconds / count * 1e6)
     print(json.dumps(times), flush=True)
     steps.clear()
     dist.barrier()
@@ -223,9 +228,21 @@ def training_ways(rank: int, gloo: Any) -> dict[str, Callable[[], Any]]:
             None,
         )
 
-    world = dist.group.WORLD
+    def nothing(state, bucket):  # type: ignore[no-untyped-def]  # DDP looks at annotations, and ours are text
+        done: Any = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    def ddp_without_exchange(model: Any) -> tuple[Any, None]:
+        net = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        net.register_comm_hook(None, nothing)
+        return net, None
+
+    number, world = torch.zeros(1), dist.group.WORLD
     return {
         "alone": way(lambda model: (model, None)),
+        "meet": way(lambda model: (model, lambda: dist.all_reduce(number))),
+        "ddp none": way(ddp_without_exchange),
         "ddp shm": way(ddp(world)),
         "flat shm": way(flat(world)),
         "ddp gloo": way(ddp(gloo)),

@@ -36,7 +36,7 @@ class Cli:
         self.environment = {**os.environ, "LOCKSTEP_RUNS": str(self.runs), "NO_COLOR": "1"}
 
     def argv(self, *words: str) -> list[str]:
-        return [str(Path(sys.executable).with_name("lockstep")), *words]
+        return [str(Path(sys.executable).absolute().with_name("lockstep")), *words]
 
     def __call__(self, *words: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -126,8 +126,9 @@ def test_a_rank_that_hangs_ends_the_run_by_the_timeout(cli: Cli) -> None:
     assert not processes_of(cli.runs)
 
 
-def test_a_stopped_rank_is_noticed_and_named(cli: Cli) -> None:
-    process, run = started(cli, "ranks=2", "timeout_s=8")
+@pytest.mark.parametrize("launcher", ["spawn", "torchrun", "mpirun"])
+def test_a_stopped_rank_is_noticed_and_named(cli: Cli, launcher: str) -> None:
+    process, run = started(cli, "ranks=2", "timeout_s=8", f"launcher={launcher}")
     pid = rank_pid(run, 1)
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -140,6 +141,19 @@ def test_a_stopped_rank_is_noticed_and_named(cli: Cli) -> None:
     assert "(its process is stopped)" in errors
     assert run.status()["state"] == "stalled"
     wait_for(lambda: not processes_of(run.folder), seconds=5, what="every process to be gone")
+
+
+def test_kill_9_of_the_torchrun_agent_leaves_no_rank_training(cli: Cli) -> None:
+    process, run = started(cli, "ranks=2", "launcher=torchrun")
+    agent = int(Path(f"/proc/{rank_pid(run, 1)}/stat").read_text().rpartition(")")[2].split()[1])
+    assert agent != process.pid
+    os.kill(agent, signal.SIGKILL)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 3, errors
+    wait_for(lambda: not processes_of(run.folder), seconds=5, what="every orphan to be gone")
+    assert run.status()["state"] == "failed"
+    assert "torchrun" in errors.strip().splitlines()[-1]
+    assert len(read_steps(run.rank_folder(1) / "steps.bin")) > 20
 
 
 def test_torchrun_restarts_from_the_last_epoch(cli: Cli) -> None:

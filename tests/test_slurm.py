@@ -248,6 +248,14 @@ def test_kill_9_of_a_torchrun_agent_leaves_no_rank_training(on_cluster: Cli) -> 
     assert run.status()["state"] == "failed"
 
 
+def test_a_stopped_rank_is_noticed_and_the_job_ended(on_cluster: Cli) -> None:
+    process, run, _ = started(on_cluster, "hosts=2", "ranks=2", "timeout_s=8")
+    os.kill(int(run.rank_statuses()[1]["pid"]), signal.SIGSTOP)
+    last = end_of(process, run, code=3)
+    assert "run stalled: rank 1 gave no sign of life for" in last
+    assert run.status()["state"] == "stalled"
+
+
 def test_scancel_from_outside(on_cluster: Cli, cluster: Cluster) -> None:
     process, run, job = started(on_cluster, "hosts=2", "ranks=2")
     cluster("scancel", job)

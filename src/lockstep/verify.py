@@ -64,7 +64,19 @@ def placements(recipe: Recipe, placement: Placement) -> dict[str, Placement]:
     replace = msgspec.structs.replace
     ranks = placement.ranks
     alone = replace(
-        placement, launcher="single", ranks=1, hosts=1, strategy="single", micro_batch=None, accumulation=None
+        placement,
+        # One process of the same kind of machine: what submits to a cluster need not be able to train.
+        launcher="slurm" if placement.launcher == "slurm" else "single",
+        ranks=1,
+        hosts=1,
+        emulated=False,
+        link=None,
+        rendezvous=None,
+        max_restarts=0,
+        backend="auto",
+        strategy="single",
+        micro_batch=None,
+        accumulation=None,
     )
     together = replace(placement, micro_batch=None, accumulation=None)
     found = {"1 process": alone, f"{ranks} ranks": together}

@@ -31,7 +31,8 @@ from lockstep.launch.slurm_job import (
     state,
     submit,
 )
-from lockstep.launch.supervise import PROGRESS_S, Progress, _signals_as_interrupt, first_cause, supervise
+from lockstep.launch.stall import Stalled, StallWatch
+from lockstep.launch.supervise import PROGRESS_S, Progress, first_cause, signals_as_interrupt, supervise
 from lockstep.run import Run, Spec, folder_error, read_json, write_atomic
 
 __all__ = ["JobState", "cancel", "follow", "starts", "state", "submit"]
@@ -65,8 +66,9 @@ def follow(run: Run, spec: Spec, progress: Progress | None) -> None:
     """Run it on the cluster. Returns when it is done; raises what ended it otherwise."""
     try:
         _check_commands("srun" if allocation() else "sbatch")
-        _check_allocation(spec.placement.hosts)
-        _write_script(run, spec)
+        if allocation():
+            _check_allocation(spec.placement.hosts)
+            slurm_script.write(run, spec)
     except InputError as error:
         run.write_status("failed", cause=str(error))
         raise
@@ -87,18 +89,11 @@ def _check_commands(*names: str) -> None:
 
 def _check_allocation(hosts: int) -> None:
     nodes = os.environ.get("SLURM_JOB_NUM_NODES", "")
-    if allocation() and nodes.isdigit() and int(nodes) < hosts:
+    if nodes.isdigit() and int(nodes) < hosts:
         raise InputError(
             f"hosts={hosts}, but this is inside Slurm job {allocation()} with {nodes} node(s): ask salloc for more, or unset "
             "SLURM_JOB_ID to submit a job of its own"
         )
-
-
-def _write_script(run: Run, spec: Spec) -> None:
-    try:
-        (run.folder / slurm_script.NAME).write_text(slurm_script.text(spec, run.folder))
-    except OSError as error:
-        raise folder_error(run.folder, error) from None
 
 
 def _follow_step(run: Run, spec: Spec, progress: Progress | None) -> None:
@@ -114,7 +109,7 @@ def _follow_step(run: Run, spec: Spec, progress: Progress | None) -> None:
 
 def _follow_job(run: Run, spec: Spec, progress: Progress | None) -> None:
     job: str | None = None
-    with _signals_as_interrupt():
+    with signals_as_interrupt():
         try:
             # No supervisor_pid: the job lives on without us, and its ranks' signs of life say how it does.
             run.write_status("starting", host=platform.node())
@@ -127,6 +122,10 @@ def _follow_job(run: Run, spec: Spec, progress: Progress | None) -> None:
                 end(job)
             run.write_status("cancelled", cause="stopped by the user")
             raise RunCancelled(f"stopped; what was measured is in {run.folder}") from None
+        except Stalled as stalled:
+            end(str(job))
+            run.write_status("stalled", cause=stalled.cause, rank=stalled.rank, job=job)
+            raise RunFailed(f"run stalled: {stalled.cause}; what was measured is in {run.folder}") from None
         except InputError as error:
             run.write_status("failed", cause=str(error))
             raise
@@ -141,7 +140,7 @@ def _watch(run: Run, spec: Spec, job: str, progress: Progress | None) -> JobStat
     """Until the job has ended. Progress comes from the run folder; Slurm is asked for what the folder cannot tell."""
     began, next_look, leaving = time.monotonic(), 0.0, None
     queue = _Queue(job, began, silent=progress is None)
-    current = JobState("PENDING")
+    current, stall = JobState("PENDING"), StallWatch(run, spec)
     while True:
         now = time.monotonic()
         if now >= next_look:
@@ -156,6 +155,8 @@ def _watch(run: Run, spec: Spec, job: str, progress: Progress | None) -> JobStat
                 queue.mention(current)
         if progress and current.name not in WAITING:
             progress(run, spec)
+        if current.name == "RUNNING":
+            stall.check(now)
         time.sleep(PROGRESS_S)
     if progress:
         progress(run, spec)

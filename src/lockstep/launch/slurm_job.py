@@ -62,8 +62,8 @@ class JobState:
 
 
 def submit(run: Run, spec: Spec) -> str:
-    """Hand the script in the run folder to sbatch. Returns the job's id; what sbatch refuses is the user's to fix."""
-    argv = ["sbatch", "--parsable", str(run.folder / slurm_script.NAME)]
+    """Write the script and hand it to sbatch. Returns the job's id; what sbatch refuses is the user's to fix."""
+    argv = ["sbatch", "--parsable", str(slurm_script.write(run, spec))]
     # A session of its own: Ctrl-C must not end sbatch between the controller's yes and the id that we need for scancel.
     process = subprocess.Popen(
         argv,

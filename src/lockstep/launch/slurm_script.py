@@ -14,7 +14,7 @@ from lockstep.errors import InputError
 from lockstep.launch.base import default_environment, thread_environment
 from lockstep.placement import Placement, ranks_per_host
 from lockstep.process import PARENT
-from lockstep.run import Spec
+from lockstep.run import Run, Spec, folder_error
 
 NAME = "job.sbatch"
 # Runs that share one allocation share its job id; this keeps their meeting points apart.
@@ -55,6 +55,16 @@ def text(spec: Spec, folder: Path) -> str:
         ["# The job ends as its ranks end, and ranks that lost one of them are ended."],
     ]
     return "\n\n".join("\n".join(part) for part in parts) + "\n" + _srun(spec, folder) + "\n"
+
+
+def write(run: Run, spec: Spec) -> Path:
+    """Put the script into the run folder."""
+    path = run.folder / NAME
+    try:
+        path.write_text(text(spec, run.folder))
+    except OSError as error:
+        raise folder_error(run.folder, error) from None
+    return path
 
 
 def _directives(spec: Spec, folder: Path) -> list[str]:

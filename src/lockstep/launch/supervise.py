@@ -38,7 +38,7 @@ def supervise(run: Run, spec: Spec, starts: list[Start], host_index: int, progre
     """Returns when the run is done; raises what ended it otherwise. No process is left behind either way."""
     watched: list[Watched] = []
     first_host = host_index == 0
-    with _signals_as_interrupt():
+    with signals_as_interrupt():
         try:
             if first_host:
                 run.write_status("starting", supervisor_pid=os.getpid(), host=platform.node())
@@ -193,7 +193,7 @@ def _step_of(run: Run, rank: int) -> int:
 
 
 @contextmanager
-def _signals_as_interrupt() -> Iterator[None]:
+def signals_as_interrupt() -> Iterator[None]:
     """SIGTERM and SIGHUP stop a run as Ctrl-C does: in order, keeping what was measured."""
 
     def interrupt(number: int, frame: Any) -> None:

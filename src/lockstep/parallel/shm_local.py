@@ -58,13 +58,10 @@ class Local:
 
     def quick_sum(self, tensor: torch.Tensor) -> bool:
         """The sum, if the tensor's memory has come before and is of the kind that has a short way."""
-        quick = self._quick
-        plan = quick.knows(tensor)
-        if plan is not None:
-            quick.sum(plan)
+        if self._quick.sum(tensor):
             return True
-        if self.ranks > 1 and quick.fits(tensor):
-            quick.prepare(tensor, self._plan(_REDUCE, SUM, tensor.dtype, tensor.numel()).tag)
+        if self.ranks > 1 and self._quick.fits(tensor):
+            self._quick.prepare(tensor, self._plan(_REDUCE, SUM, tensor.dtype, tensor.numel()).tag)
         return False
 
     def all_reduce(self, flat: torch.Tensor, operation: int) -> None:
