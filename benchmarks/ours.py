@@ -44,7 +44,11 @@ def train(
             int(document["train_images"]),
             float(document["train_seconds"]),
             float(document["train_cpu_seconds"]),
-            {"loss": float(epoch["train_loss"]), "accuracy": float(epoch["train_accuracy"])},
+            {
+                "loss": float(epoch["train_loss"]),
+                "accuracy": float(epoch["train_accuracy"]),
+                "checkpoint_seconds": float(document["checkpoint_seconds"]),
+            },
         )
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise ContenderFailed(f"lockstep's JSON is not as expected: {type(error).__name__} {error}") from None

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks import machine, record
 from benchmarks.processes import ROOT, ContenderFailed
-from benchmarks.sections import exchange, instrumentation, peers, scaling, start
+from benchmarks.sections import exchange, instrumentation, peers, scaling, start, techniques
 from benchmarks.settings import Settings
 
 SECTIONS: dict[str, Callable[[Settings], record.Section]] = {
@@ -24,6 +24,7 @@ SECTIONS: dict[str, Callable[[Settings], record.Section]] = {
     "instrumentation": instrumentation.measure,
     "start": start.measure,
     "exchange": exchange.measure,
+    "techniques": techniques.measure,
 }
 RESULTS = ROOT / "benchmarks" / "results"
 QUICK = {"repeats": 2, "samples": 3200}

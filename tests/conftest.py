@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from support import Cli
+from support import Cli, processes_of
+
+# A shell that starts something in the background has it ignore Ctrl-C, and all that it starts as well: tests send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
-def cli(tmp_path: Path) -> Cli:
-    return Cli(tmp_path)
+def cli(tmp_path: Path) -> Iterator[Cli]:
+    yield Cli(tmp_path)
+    # A test that failed half-way must not leave a run that slows down all the others.
+    for pid in processes_of(tmp_path):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,7 @@ def test_help_imports_neither_torch_nor_numpy_nor_rich() -> None:
 def test_importing_lockstep_does_not_import_torch() -> None:
     code = "import sys, lockstep; lockstep.Recipe; lockstep.Placement; lockstep.Run; print('torch' in sys.modules, len(lockstep.__all__))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.split() == ["False", "10"]
+    assert result.stdout.split() == ["False", "11"]
 
 
 def test_reading_runs_works_without_torch(cli: Cli) -> None:

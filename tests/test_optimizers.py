@@ -22,6 +22,15 @@ CASES = [
         Settings(name="sgd", lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
         lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01, fused=True),
     ),
+    (
+        Settings(name="adamw", lr=0.01, weight_decay=0.05),
+        lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.05, fused=True),
+    ),
+    (Settings(name="rmsprop", lr=0.01), lambda p: torch.optim.RMSprop(p, lr=0.01, foreach=True)),
+    (
+        Settings(name="rmsprop", lr=0.01, alpha=0.9, eps=1e-6, momentum=0.8, weight_decay=0.01),
+        lambda p: torch.optim.RMSprop(p, lr=0.01, alpha=0.9, eps=1e-6, momentum=0.8, weight_decay=0.01, foreach=True),
+    ),
 ]
 
 
@@ -49,3 +58,52 @@ def test_frozen_parameters_stay() -> None:
     model = nn.Linear(3, 2)
     model.bias.requires_grad_(False)
     assert optimizers.build(Settings(), model.parameters()).parameters == [model.weight]
+
+
+def test_coupled_and_decoupled_decay_are_different_things() -> None:
+    """With a gradient of zero, AdamW shrinks the weight by lr x decay; Adam makes a full step of its own out of the decay."""
+    found = {}
+    for name in ("adam", "adamw"):
+        weight = nn.Parameter(torch.ones(1))
+        weight.grad = torch.zeros(1)
+        optimizers.build(Settings(name=name, lr=0.1, weight_decay=0.01), [weight]).step()  # type: ignore[arg-type]
+        found[name] = weight.item()
+    assert found["adamw"] == pytest.approx(1 - 0.1 * 0.01)
+    assert found["adam"] == pytest.approx(1 - 0.1)
+
+
+@pytest.mark.parametrize("longest", [0.5, 1e6])
+def test_clip_equals_torch(longest: float) -> None:
+    torch.manual_seed(1)
+    ours = nn.Linear(7, 5)
+    theirs = copy.deepcopy(ours)
+    for model in (ours, theirs):
+        model(torch.ones(3, 7)).square().sum().backward()
+    norm = optimizers.clip([p.grad for p in ours.parameters() if p.grad is not None], longest)
+    reference = nn.utils.clip_grad_norm_(theirs.parameters(), longest)
+    assert torch.allclose(norm, reference)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert a.grad is not None
+        assert b.grad is not None
+        assert torch.allclose(a.grad, b.grad, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "rmsprop"])
+def test_state_goes_on_where_it_was(name: str) -> None:
+    settings = Settings(name=name, lr=0.01, momentum=0.0 if name.startswith("adam") else 0.9)  # type: ignore[arg-type]
+    weights = [nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(2, 3))]
+    first = optimizers.build(settings, weights)
+
+    def step(optimizer: optimizers.Optimizer, number: int) -> None:
+        for weight in optimizer.parameters:
+            weight.grad = torch.full_like(weight, 0.1 * number)
+        optimizer.step()
+
+    step(first, 1)
+    copies = [nn.Parameter(weight.detach().clone()) for weight in weights]
+    second = optimizers.build(settings, copies)
+    second.load_state(copy.deepcopy(first.state()))
+    for number in (2, 3):
+        step(first, number)
+        step(second, number)
+    assert all(torch.equal(a, b) for a, b in zip(weights, copies, strict=True))

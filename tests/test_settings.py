@@ -45,7 +45,7 @@ def test_a_file_then_words_over_it(tmp_path: Path) -> None:
         ("optimizer.lr=0", "optimizer.lr=0: expected a number > 0"),
         ("ranks=0", "ranks=0: expected a whole number >= 1"),
         ("seed=-1", "seed=-1: expected a whole number >= 0"),
-        ("optimizer.name=adamm", "optimizer.name=adamm: expected one of adam, sgd"),
+        ("optimizer.name=adamm", "optimizer.name=adamm: expected one of adam, adamw, rmsprop, sgd"),
         ("launcher=mpi", "launcher=mpi: expected one of auto, mpirun, single, slurm, spawn, torchrun"),
         ("optimizer=adam", "optimizer=adam: state its parts"),
         ("hello", "'hello' is not key=value"),

@@ -312,9 +312,9 @@ def test_a_job_that_the_controller_has_forgotten(on_cluster: Cli, monkeypatch: p
     assert slurm.state("999999").name == "VANISHED"
     run = Run.create(on_cluster.runs, spec_of(Placement(launcher="slurm")))
     with pytest.raises(slurm.RunFailed, match="Slurm job 999999 is no longer known to Slurm, and no rank says"):
-        slurm._conclude(run, "999999", slurm.state("999999"))
+        slurm.conclude(run, "999999", slurm.state("999999"))
     run.write_status("done")
-    slurm._conclude(run, "999999", slurm.state("999999"))
+    slurm.conclude(run, "999999", slurm.state("999999"))
 
 
 def test_a_node_that_dies(on_cluster: Cli, cluster: Cluster) -> None:

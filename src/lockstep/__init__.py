@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from lockstep.data import open_data
     from lockstep.errors import DataError, InputError, LockstepError, RunFailed
     from lockstep.launch import train
+    from lockstep.own_loop.start import session
     from lockstep.placement import Placement
     from lockstep.recipe import Optimizer, Recipe
     from lockstep.run import Run
@@ -26,6 +27,7 @@ _WHERE = {
     "Run": "run",
     "RunFailed": "errors",
     "open_data": "data",
+    "session": "own_loop.start",
     "train": "launch",
 }
 
@@ -39,6 +41,7 @@ __all__ = [
     "Run",
     "RunFailed",
     "open_data",
+    "session",
     "train",
 ]
 

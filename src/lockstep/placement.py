@@ -1,4 +1,5 @@
-"""The placement: *where* a recipe is computed. It never changes the mathematics.
+"""The placement: *where* a recipe is computed. It never changes the mathematics, but for the few strategies and hooks that
+say so of themselves (`changes_mathematics`), and they are marked wherever they appear.
 
 Here too lives the batch algebra, `global_batch = ranks x micro_batch x accumulation`. What "auto" comes to on this
 machine is in resolve.py.
@@ -16,7 +17,34 @@ from msgspec import Meta
 from lockstep.errors import InputError
 from lockstep.recipe import Positive, PositiveFloat, Recipe
 
-STRATEGIES = ("single", "ddp", "flat")
+STRATEGIES = ("single", "ddp", "flat", "naive", "dp", "fsdp", "local-sgd", "diloco")
+
+
+class Ddp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The knobs of DistributedDataParallel."""
+
+    bucket_mb: PositiveFloat = 25.0
+    """Gradients are exchanged in buckets of about this size."""
+    static_graph: bool = False
+    """Promise that every step uses the same parameters in the same order."""
+    bucket_view: bool = True
+    """Let gradients be views into the buckets instead of copies."""
+    hook: Literal["none", "fp16", "bf16", "powersgd"] = "none"
+    """Compress what is exchanged. This changes the mathematics."""
+    powersgd_rank: Positive = 1
+
+
+class LocalSgd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Ranks that train alone and average their weights now and then. This changes the mathematics."""
+
+    every: Positive = 8
+    """Steps between two averages."""
+    warm_start: Annotated[int, Meta(ge=0)] = 0
+    """So many first steps exchange gradients as ddp does."""
+    outer_lr: PositiveFloat = 0.7
+    """diloco: the outer optimizer's step along the average of what the ranks learnt …"""
+    outer_momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.9
+    """… and its Nesterov momentum."""
 
 
 class Slurm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,7 +83,11 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     device: Literal["auto", "cpu", "cuda"] = "auto"
     backend: Literal["auto", "gloo", "nccl", "mpi", "shm"] = "auto"
     strategy: str = "auto"
-    """single, ddp, flat, or your own as path/to/file.py:Class (see docs/placements.md)."""
+    """single, ddp, flat, naive, dp, fsdp, local-sgd, diloco, or your own as path/to/file.py:Class (docs/strategies.md)."""
+    ddp: Ddp = Ddp()
+    local_sgd: LocalSgd = LocalSgd()
+    zero: bool = False
+    """Divide the optimizer's state over the ranks (ZeRO-1)."""
     micro_batch: Positive | None = None
     """Samples in one forward pass of one rank; unstated, the rank's whole share of the global batch."""
     accumulation: Positive | None = None
@@ -71,6 +103,32 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     mpi: Literal["auto", "openmpi", "mpich"] = "auto"
     """Which MPI `launcher=mpirun` uses, where there are several."""
     slurm: Slurm = Slurm()
+
+
+def changes_mathematics(placement: Placement) -> str | None:
+    """What about this placement computes something else than one process would; None for nearly all of them."""
+    if placement.ranks == 1:
+        return None
+    if placement.strategy in ("local-sgd", "diloco"):
+        return f"strategy={placement.strategy} averages weights every {placement.local_sgd.every} steps, not gradients every step"
+    if placement.strategy == "ddp" and placement.ddp.hook != "none":
+        return f"ddp.hook={placement.ddp.hook} compresses the gradients that are exchanged"
+    return None
+
+
+def unused_settings(placement: Placement) -> list[str]:
+    """Settings that have no effect in this (resolved) placement; each one deserves a warning, never silence."""
+    strategy = placement.strategy
+    found = []
+    if strategy != "ddp" and placement.ddp != Ddp():
+        found.append(f"ddp.* has no effect with strategy={strategy}")
+    if strategy not in ("local-sgd", "diloco") and placement.local_sgd != LocalSgd():
+        found.append(f"local_sgd.* has no effect with strategy={strategy}")
+    if placement.ddp.powersgd_rank != 1 and placement.ddp.hook != "powersgd":
+        found.append(f"ddp.powersgd_rank has no effect with ddp.hook={placement.ddp.hook}")
+    if placement.zero and placement.ranks == 1:
+        found.append("zero=true has no effect with one rank")
+    return found
 
 
 def ranks_per_host(placement: Placement) -> int:
@@ -95,6 +153,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     last_batch: int
     """Samples in the last global batch of an epoch; smaller than the others where the set does not divide."""
     total_steps: int
+    lr: float = 0.0
+    """The learning rate after `lr_rule`."""
+    lr_note: str = ""
 
     def line(self) -> str:
         """The one line that every run starts with."""
@@ -123,6 +184,7 @@ def plan(recipe: Recipe, placement: Placement, train_samples: int, test_samples:
     test = min(test_samples, recipe.test_limit or test_samples)
     steps = -(-train // recipe.global_batch)
     total = steps * recipe.epochs
+    ratio, note = _lr_ratio(recipe)
     return Plan(
         ranks=ranks,
         global_batch=recipe.global_batch,
@@ -133,6 +195,25 @@ def plan(recipe: Recipe, placement: Placement, train_samples: int, test_samples:
         steps_per_epoch=steps,
         last_batch=train - (steps - 1) * recipe.global_batch,
         total_steps=min(total, recipe.max_steps or total),
+        lr=recipe.optimizer.lr * ratio,
+        lr_note=note,
+    )
+
+
+def _lr_ratio(recipe: Recipe) -> tuple[float, str]:
+    """What the learning-rate rule makes of another global batch, and the words for it."""
+    rule, batch, meant = recipe.lr_rule, recipe.global_batch, recipe.lr_batch or recipe.batch_per_rank
+    if rule == "keep":
+        return 1.0, ""
+    if meant is None:
+        raise InputError(
+            f"lr_rule={rule} needs lr_batch: the global batch that optimizer.lr={recipe.optimizer.lr:g} was meant for"
+        )
+    ratio = batch / meant if rule == "linear" else (batch / meant) ** 0.5
+    lr = recipe.optimizer.lr
+    return (
+        ratio,
+        f"learning rate {lr:g} x {ratio:.4g} = {lr * ratio:.4g} ({rule} rule: global batch {batch}, meant for {meant})",
     )
 
 

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 Positive = Annotated[int, Meta(ge=1)]
+NonNegative = Annotated[int, Meta(ge=0)]
 NonNegativeFloat = Annotated[float, Meta(ge=0)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
@@ -19,16 +20,82 @@ Scalar = bool | int | float | str
 
 
 class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How weights move. Weight decay here is coupled (added to the gradient), as in `torch.optim.Adam`."""
+    """How weights move."""
 
-    name: Literal["adam", "sgd"] = "adam"
+    name: Literal["adam", "adamw", "sgd", "rmsprop"] = "adam"
     lr: PositiveFloat = 5e-4
     weight_decay: NonNegativeFloat = 0.0
+    """adamw: decoupled (weights shrink by lr x decay); the others: coupled (decay x weight is added to the gradient)."""
     momentum: Fraction = 0.0
     nesterov: bool = False
     beta1: Fraction = 0.9
     beta2: Fraction = 0.999
+    alpha: Fraction = 0.99
+    """rmsprop: how much of the mean of squares is kept."""
     eps: PositiveFloat = 1e-8
+    clip_norm: PositiveFloat | None = None
+    """Scale the whole gradient down to this norm where it is longer."""
+
+
+class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the learning rate goes over the run: a factor of `optimizer.lr` for each optimizer step."""
+
+    name: Literal["constant", "step", "cosine", "onecycle"] = "constant"
+    warmup_steps: NonNegative = 0
+    """Rise linearly over so many steps, before the schedule itself."""
+    every_epochs: Positive = 1
+    """step: multiply by `factor` after so many epochs."""
+    factor: Annotated[float, Meta(gt=0, le=1)] = 0.1
+    final: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """cosine: where it ends, as a part of the learning rate."""
+    peak_at: Annotated[float, Meta(gt=0, lt=1)] = 0.3
+    """onecycle: when the learning rate is reached, as a part of the run."""
+    start_div: PositiveFloat = 25.0
+    """onecycle: it starts at lr / start_div …"""
+    final_div: PositiveFloat = 1e4
+    """… and ends at lr / start_div / final_div."""
+    cycle_momentum: bool = True
+    """onecycle: momentum (or Adam's beta1) goes the other way, from 0.95 to 0.85 and back, as PyTorch's does."""
+
+
+class Regularize(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What keeps a model from learning its training set by heart, beside `optimizer.weight_decay`."""
+
+    l1: NonNegativeFloat = 0.0
+    """Adds l1 x sum |w| to the loss, over weights of two or more dimensions."""
+    l2: NonNegativeFloat = 0.0
+    """Adds l2 / 2 x sum w² to the loss, over the same weights; with plain sgd the same as coupled weight decay on them."""
+    label_smoothing: Fraction = 0.0
+    dropout: Fraction = 0.0
+    batch_norm: Literal["off", "synchronised", "per-rank"] = "off"
+    """synchronised: mean and variance over the global micro batch of all ranks; per-rank: over each rank's own."""
+    mixup: NonNegativeFloat = 0.0
+    """Blend pairs of samples by a part drawn from Beta(mixup, mixup)."""
+
+
+class Augment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Random changes of training images, drawn anew for each (seed, epoch, sample), whatever the placement."""
+
+    crop: NonNegative = 0
+    """Pad by so many pixels on each side, and cut the image's own size out of it anywhere."""
+    flip: bool = False
+    """Left and right exchanged, every second time."""
+    rotation: NonNegativeFloat = 0.0
+    """By at most so many degrees, either way."""
+    jitter: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """Brightness, contrast and saturation each times a number within 1 ± jitter."""
+    cutout: NonNegative = 0
+    """A square of so many pixels is greyed out."""
+
+
+class EarlyStopping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Stop when nothing has become better for a while, and go back to the best weights."""
+
+    patience: NonNegative = 0
+    """How many epochs without a better result are borne; 0: never stop early."""
+    min_delta: NonNegativeFloat = 0.0
+    """By how much a result has to be better to count."""
+    on: Literal["test_loss", "test_accuracy"] = "test_loss"
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,6 +106,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     data: str = "mnist"
     normalize: Literal["half", "standard", "none"] = "half"
     """half: (x - 0.5) / 0.5; standard: by the train set's mean and deviation per channel; none: 0..1."""
+    augment: Augment = Augment()
     train_limit: Positive | None = None
     """Use only the first so many training samples (for trials)."""
     test_limit: Positive | None = None
@@ -50,18 +118,59 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_steps: Positive | None = None
     """Stop after so many optimizer steps in all, whatever `epochs` says."""
     optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    lr_rule: Literal["keep", "linear", "sqrt"] = "keep"
+    """What becomes of `optimizer.lr` when the global batch is not `lr_batch`: keep it, or scale it by the ratio or its root."""
+    lr_batch: Positive | None = None
+    """The global batch that `optimizer.lr` was meant for."""
+    precision: Literal["fp32", "bf16", "fp16", "pure-bf16", "pure-fp16"] = "fp32"
+    """bf16 and fp16: mixed (autocast; weights stay fp32, fp16 with a loss scale); pure: weights too, to see why mixed is needed."""
+    regularize: Regularize = Regularize()
+    early_stopping: EarlyStopping = EarlyStopping()
+    compile: bool = False
+    """Compile the model with torch.compile; the time that takes is measured apart."""
     seed: Annotated[int, Meta(ge=0)] = 123
+
+
+# Which settings each choice reads; one that is set and not read deserves a warning, never silence.
+_READ_BY_OPTIMIZER = {
+    "adam": ("beta1", "beta2", "eps"),
+    "adamw": ("beta1", "beta2", "eps"),
+    "sgd": ("momentum", "nesterov"),
+    "rmsprop": ("alpha", "eps", "momentum"),
+}
+_READ_BY_SCHEDULE = {
+    "constant": (),
+    "step": ("every_epochs", "factor"),
+    "cosine": ("final",),
+    "onecycle": ("peak_at", "start_div", "final_div", "cycle_momentum"),
+}
 
 
 def unused_settings(recipe: Recipe) -> list[str]:
     """Settings that have no effect in this recipe; each one deserves a warning, never silence."""
-    default, chosen = Optimizer(), recipe.optimizer
-    ignored = {"adam": ("momentum", "nesterov"), "sgd": ("beta1", "beta2", "eps")}[chosen.name]
-    found = [
-        f"optimizer.{key}={getattr(chosen, key)} has no effect with optimizer.name={chosen.name}"
-        for key in ignored
-        if getattr(chosen, key) != getattr(default, key)
-    ]
-    if chosen.name == "sgd" and chosen.nesterov and chosen.momentum == 0:
+    optimizer, schedule, stopping = recipe.optimizer, recipe.schedule, recipe.early_stopping
+    always = ("name", "lr", "weight_decay", "clip_norm")
+    found = _unread(optimizer, f"optimizer.name={optimizer.name}", (*always, *_READ_BY_OPTIMIZER[optimizer.name]))
+    found += _unread(
+        schedule, f"schedule.name={schedule.name}", ("name", "warmup_steps", *_READ_BY_SCHEDULE[schedule.name])
+    )
+    if stopping.patience == 0:
+        found += _unread(stopping, "early_stopping.patience=0", ("patience",))
+    if optimizer.name == "sgd" and optimizer.nesterov and optimizer.momentum == 0:
         found.append("optimizer.nesterov=true has no effect with optimizer.momentum=0: set a momentum")
+    if recipe.lr_rule == "keep" and recipe.lr_batch is not None:
+        found.append(f"lr_batch={recipe.lr_batch} has no effect with lr_rule=keep: choose lr_rule=linear or sqrt")
     return found
+
+
+def _unread(chosen: msgspec.Struct, where: str, read: tuple[str, ...]) -> list[str]:
+    default, table = (
+        type(chosen)(),
+        {"Optimizer": "optimizer", "Schedule": "schedule"}.get(type(chosen).__name__, "early_stopping"),
+    )
+    return [
+        f"{table}.{key}={getattr(chosen, key)} has no effect with {where}"
+        for key in chosen.__struct_fields__
+        if key not in read and getattr(chosen, key) != getattr(default, key)
+    ]

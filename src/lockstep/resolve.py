@@ -108,6 +108,15 @@ def _strategy(placement: Placement) -> str:
         raise InputError(
             f"strategy={strategy}: no such strategy; known: {', '.join(STRATEGIES)}, or your own as path/to/file.py:Class"
         )
+    if strategy == "dp" and placement.device == "cpu":
+        raise InputError(
+            "strategy=dp divides a batch over the GPUs of one process, and a CPU is one device, whose cores threads=N "
+            "already uses: choose strategy=ddp with ranks=2, or leave strategy out"
+        )
+    if placement.zero and strategy in ("fsdp", "local-sgd", "diloco"):
+        raise InputError(
+            f"zero=true does not go with strategy={strategy}: choose strategy=ddp or flat, or leave zero out"
+        )
     if strategy == "single" and ranks > 1:
         raise InputError(f"strategy=single does not exchange gradients between ranks={ranks}: choose strategy=ddp")
     return strategy

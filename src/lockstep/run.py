@@ -6,6 +6,7 @@
     epochs.jsonl        one line an epoch, over all ranks
     summary.json        the totals, written at the end
     model.pt            the trained weights (a plain state dict)
+    checkpoints/        where asked for: the last ones and the best (training/checkpoint.py)
     ranks/0000/         of each rank: steps.bin (measure/records.py), epochs.jsonl, status.json, failure.json, log.txt
     tensorboard/        event files of each rank
 
@@ -47,6 +48,16 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     capture_gradients: bool = False
     """Keep the gradients of the first step and the final weights as arrays (for `lockstep verify`)."""
     save_model: bool = True
+    checkpoint_every: int | None = None
+    """Keep a checkpoint after so many epochs, and at the end."""
+    checkpoint_steps: int | None = None
+    """Keep one after so many steps, too."""
+    keep_checkpoints: int = 2
+    resume_from: str | None = None
+    """The run folder whose last checkpoint this run goes on from."""
+    script: str | None = None
+    """The user's own training loop, instead of the recipe's."""
+    script_args: list[str] = []
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,6 +166,8 @@ class Run:
         """A run by path, by id, by the beginning of its id, or 'last'."""
         if (Path(name) / "run.json").is_file():
             return cls(Path(name))
+        if name != "last" and "/" not in name and (root / name / "run.json").is_file():
+            return cls(root / name)  # the whole id: no need to look at all the others
         ids = sorted(run.folder.name for run in list_runs(root))
         if not ids:
             raise InputError(f"no runs in {root}: start one with 'lockstep run', or name another folder with --runs")

@@ -17,20 +17,39 @@ from typing import Any
 import msgspec
 
 from lockstep.errors import InputError
-from lockstep.placement import Placement, Slurm
-from lockstep.recipe import Optimizer, Recipe
+from lockstep.placement import Ddp, LocalSgd, Placement, Slurm
+from lockstep.recipe import Augment, EarlyStopping, Optimizer, Recipe, Regularize, Schedule
 
 Tree = dict[str, Any]
 
 _RECIPE_KEYS = set(Recipe.__struct_fields__)
 _PLACEMENT_KEYS = set(Placement.__struct_fields__)
-# Tables within recipe and placement, with the keys they take; None: any key (it belongs to the user's own model).
-_TABLES: dict[str, set[str] | None] = {
-    "optimizer": set(Optimizer.__struct_fields__),
-    "model_args": None,
-    "slurm": set(Slurm.__struct_fields__),
+# Tables within recipe and placement; model_args takes any key, because it belongs to the user's own model.
+_OWNERS: dict[str, type[Any]] = {
+    "optimizer": Optimizer,
+    "schedule": Schedule,
+    "regularize": Regularize,
+    "augment": Augment,
+    "early_stopping": EarlyStopping,
+    "ddp": Ddp,
+    "local_sgd": LocalSgd,
+    "slurm": Slurm,
 }
-_OWNERS: dict[str, type[Any]] = {"optimizer": Optimizer, "slurm": Slurm}
+_TABLES: dict[str, set[str] | None] = {
+    **{table: set(owner.__struct_fields__) for table, owner in _OWNERS.items()},
+    "model_args": None,
+}
+_EXAMPLES = {
+    "optimizer": "name=adam",
+    "schedule": "name=cosine",
+    "regularize": "dropout=0.2",
+    "augment": "flip=true",
+    "early_stopping": "patience=2",
+    "ddp": "bucket_mb=1",
+    "local_sgd": "every=8",
+    "slurm": "partition=debug",
+    "model_args": "k=2",
+}
 
 
 def all_keys() -> list[str]:
@@ -53,7 +72,10 @@ def load(
         key, equals, text = word.partition("=")
         if not equals or not key:
             raise InputError(f"'{word}' is not key=value, for example global_batch=64 (nor is it a recipe file)")
-        _put(key.strip().replace("-", "_"), parse_value(text.strip()), recipe, placement)
+        key = key.strip().replace("-", "_")
+        # "none" leaves a setting out, but where it is one of its values.
+        value = "none" if text.strip() == "none" and "none" in _choices(key) else parse_value(text.strip())
+        _put(key, value, recipe, placement)
     return _convert(recipe, Recipe), _convert(placement, Placement)
 
 
@@ -67,16 +89,20 @@ def parse_value(text: str) -> Any:
 
 
 def as_toml(recipe: Recipe, placement: Placement) -> str:
-    """The resolved settings as a file that `lockstep run` takes again."""
-    lines = [*_toml_lines(msgspec.to_builtins(recipe)), "", "[placement]", *_toml_lines(msgspec.to_builtins(placement))]
+    """The resolved settings as a file that `lockstep run` takes again. Of tables only what is not as usual: there are many."""
+    lines = [*_toml_lines(recipe, Recipe()), "", "[placement]", *_toml_lines(placement, Placement())]
     return "\n".join(lines) + "\n"
 
 
-def _toml_lines(tree: Tree) -> list[str]:
-    lines = []
-    for key, value in tree.items():
+def _toml_lines(chosen: Any, default: Any) -> list[str]:
+    usual, lines = msgspec.to_builtins(default), []
+    for key, value in msgspec.to_builtins(chosen).items():
         if isinstance(value, dict):
-            lines += [f"{key}.{line}" for line in _toml_lines(value)]
+            lines += [
+                f"{key}.{inner} = {json.dumps(one, ensure_ascii=False)}"
+                for inner, one in value.items()
+                if one is not None and one != usual[key].get(inner)
+            ]
         elif value is not None:
             lines.append(f"{key} = {json.dumps(value, ensure_ascii=False)}")
     return lines
@@ -125,8 +151,7 @@ def _put(key: str, value: Any, recipe: Tree, placement: Tree) -> None:
             raise InputError(_unknown(key))
         (placement if table in _PLACEMENT_KEYS else recipe).setdefault(table, {})[inner] = value
     elif key in _TABLES:
-        example = {"optimizer": "name=adam", "slurm": "partition=debug"}.get(key, "k=2")
-        raise InputError(f"{key}={value}: state its parts, for example {key}.{example}")
+        raise InputError(f"{key}={value}: state its parts, for example {key}.{_EXAMPLES[key]}")
     elif key == "hosts" and isinstance(value, str) and (match := re.fullmatch(r"emulated:(\d+)", value)):
         placement |= {"hosts": int(match.group(1)), "emulated": True}
     elif key in _RECIPE_KEYS:
@@ -155,13 +180,13 @@ def _convert(tree: Tree, kind: type[Any]) -> Any:
     try:
         return msgspec.convert(tree, kind)
     except msgspec.ValidationError as error:
-        raise InputError(_reword(str(error), tree)) from None
+        raise InputError(reword(str(error), tree)) from None
 
 
 _WORDS = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "object": "a table"}
 
 
-def _reword(message: str, tree: Tree) -> str:
+def reword(message: str, tree: Tree) -> str:
     """msgspec's "Expected `int` >= 1 - at `$.epochs`" as "epochs=0: expected a whole number >= 1"."""
     place = re.search(r" - at `\$\.(.+)`$", message)
     key = place.group(1) if place else "?"

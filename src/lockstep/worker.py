@@ -8,73 +8,62 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lockstep.errors import InputError, LockstepError, RunFailed
-from lockstep.measure.recorder import Recorder, write_failure
+from lockstep.measure.recorder import write_failure
 from lockstep.parallel.ranks import Rank, detect
 from lockstep.process import die_with_parent, pin, redirect_output
 from lockstep.run import Run, Spec, write_atomic
+
+if TYPE_CHECKING:
+    import torch
 
 
 def work(run: Run, spec: Spec, rank: Rank) -> None:
     """Data, model, strategy, training, results."""
     import torch
 
-    from lockstep import models
-    from lockstep.data import open_data
-    from lockstep.data.batches import Batches
     from lockstep.measure.environment import fingerprint
-    from lockstep.parallel import group, strategies
-    from lockstep.training import capture, checkpoint, optimizers
-    from lockstep.training.loop import Trainer
-    from lockstep.training.step import Stepper
+    from lockstep.parallel import group
 
-    recipe, placement, plan = spec.recipe, spec.placement, spec.plan
+    placement = spec.placement
     assert placement.threads is not None
     torch.set_num_threads(placement.threads)
     device = torch.device("cuda", rank.local_rank) if placement.device == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    memory_format = torch.channels_last if placement.memory_format == "channels_last" else torch.contiguous_format
     if rank.is_first:
         write_atomic(run.folder / "environment.json", fingerprint(device))
+    if spec.options.script:
+        from lockstep.own_loop.start import run_script
 
-    root = Path(spec.options.data_root) if spec.options.data_root else None
-    data = open_data(recipe.data, root, scratch=run.folder / "data", quiet=True)
-    train = Batches(data.train_images, data.train_labels, data, recipe, device, memory_format)
-    test = Batches(data.test_images, data.test_labels, data, recipe, device, memory_format)
+        run_script(run, spec, rank)
+        return
+    _train(run, spec, rank, device)
+    group.leave()
 
-    model = models.build(recipe)
-    models.check_fits(model, recipe, data.shape, data.classes)
-    model = model.to(device=device, memory_format=memory_format)  # type: ignore[call-overload]
-    torch.manual_seed(recipe.seed)
 
-    optimizer = optimizers.build(recipe.optimizer, model.parameters())
-    # A rank that torchrun has started again goes on from the last whole epoch; DDP needs the weights before it wraps them.
-    again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    position = checkpoint.load(run, model, optimizer) if again else checkpoint.Position()
-    recorder = Recorder(run, rank.rank, plan.total_steps, device, rows_kept=position.steps)
-    if rank.world > 1:
-        group.join(placement, rank, run.folder)
-    strategy = strategies.build(placement.strategy, model, placement, device)
-    stepper = Stepper(strategy, optimizer, train, plan, rank, recorder.clock, recorder.log)
+def _train(run: Run, spec: Spec, rank: Rank, device: torch.device) -> None:
+    """What is made here is gone at the end: DDP's reducer must not outlive the group."""
+    from lockstep.training import capture
+    from lockstep.training.assemble import assemble
+    from lockstep.training.state import whole_state
+
+    made = assemble(run, spec, rank, device)
     if spec.options.capture_gradients:
-        capture.gradients(run, rank, model, stepper, train, spec)
+        capture.gradients(run, rank, made.model, made.stepper, made.train, spec)
     if rank.is_first:
         watcher = {k: v for k, v in run.recorded_status().items() if k in ("supervisor_pid", "host", "job")}
         run.write_status("running", **watcher)
-    keep = partial(checkpoint.save, run, model, optimizer) if placement.max_restarts else None
-    summary = Trainer(run, spec, rank, model, stepper, train, test, recorder, position, keep).fit()
-
+    summary = {**made.trainer.fit(), "compile_seconds": made.compile_seconds}
+    state = whole_state(made.model)
     if rank.is_first:
-        capture.weights(run, model, spec.options)
+        if spec.options.save_model:
+            capture.weights(run, state)
         write_atomic(run.folder / "summary.json", summary)
         run.write_status("done")
-    # Drop the strategy before leaving: DDP's reducer must not outlive the group.
-    del strategy, stepper, optimizer
-    group.leave()
 
 
 def main() -> None:

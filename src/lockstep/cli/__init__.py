@@ -21,11 +21,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("lockstep.cli.doctor", "Say what this machine can do, what is missing and how to get it."),
     "data": ("lockstep.cli.data", "List, fetch, verify and look at data sets."),
     "models": ("lockstep.cli.models", "List the models with parameters, FLOPs and input shape."),
+    "recipes": ("lockstep.cli.recipes", "List the published recipes, or print one."),
     "comms": ("lockstep.cli.comms", "Measure every collective on every backend; see which backend can do what."),
     "run": ("lockstep.cli.run", "Train a recipe on a placement; a run folder comes out."),
     "runs": ("lockstep.cli.runs", "List the runs."),
     "show": ("lockstep.cli.show", "Show one run: results, where the time went, every rank."),
     "verify": ("lockstep.cli.verify", "Prove that N ranks compute the same as one process."),
+    "study": ("lockstep.cli.study", "Vary factors, repeat every cell in turns, compare."),
+    "compare": ("lockstep.cli.compare", "Compare runs, or the cells of a study."),
     "completion": ("lockstep.cli.completion", "Print the shell completion script."),
 }
 

@@ -25,10 +25,10 @@ class ProgressLine:
     def __call__(self, run: Run, spec: Spec) -> None:
         epochs = run.epochs()
         for record in epochs[self._epochs_shown :]:
+            tested = "" if record["test_accuracy"] is None else f"test accuracy {record['test_accuracy']:.2%}  "
             self._line(
-                f"{self._label}epoch {record['epoch']}/{spec.recipe.epochs}  train loss {record['train_loss']:.4f}  "
-                f"test accuracy {record['test_accuracy']:.2%}  {record['images_per_second']:,.0f} images/s  "
-                f"{record['train_seconds']:.1f} s"
+                f"{self._label}epoch {record['epoch']}{_of(spec.recipe.epochs, spec)}  train loss {record['train_loss']:.4f}  "
+                f"{tested}{record['images_per_second']:,.0f} images/s  {record['train_seconds']:.1f} s"
             )
         self._epochs_shown = len(epochs)
         beat = read_json(run.rank_folder(0) / "status.json")
@@ -50,9 +50,11 @@ class ProgressLine:
             self._began = (time.monotonic(), step)
         seconds, steps = time.monotonic() - self._began[0], step - self._began[1]
         left = f"{_clock((total - step) * seconds / steps)} left" if steps > 0 else "…"
+        left = "" if spec.options.script else left
         rate = f"{beat['images_per_second']:,.0f} images/s  " if beat.get("images_per_second") else ""
         loss = f"loss {beat['loss']:.4f}  " if beat.get("loss") is not None else ""
-        return f"{self._label}epoch {int(beat['epoch'])}/{spec.recipe.epochs}  step {step}/{total}  {rate}{loss}{left}"
+        epochs, steps_in_all = _of(spec.recipe.epochs, spec), _of(total, spec)
+        return f"{self._label}epoch {int(beat['epoch'])}{epochs}  step {step}{steps_in_all}  {rate}{loss}{left}"
 
     def _line(self, text: str) -> None:
         self.clear()
@@ -62,6 +64,11 @@ class ProgressLine:
         if self._live:
             sys.stderr.write("\r\x1b[2K")
             self._live = False
+
+
+def _of(total: int, spec: Spec) -> str:
+    """How many there will be, where that is known: the loop of a script knows it alone."""
+    return "" if spec.options.script else f"/{total}"
 
 
 def _clock(seconds: float) -> str:

@@ -17,13 +17,18 @@ Examples:
   lockstep run launcher=torchrun ranks=2            two ranks, started by torchrun
   lockstep run my.toml optimizer.lr=0.001           a recipe file, one key changed
   lockstep run model=nets.py:Net data=sets.py:load  your own model and data set
+  lockstep run published/d-mnist ranks=2            a published recipe ('lockstep recipes' lists them)
+  lockstep run train.py ranks=2 -- --width 64       your own training loop (docs/own-loop.md)
+  lockstep run --checkpoint-every 1 epochs=20       … and after a crash: lockstep run --resume last
   lockstep run ranks=4 hosts=2 rendezvous=10.0.0.1:29500 --dry-run
 
 \b
-Recipe keys (what is computed): model, model_args.*, data, normalize, train_limit, test_limit, shuffle,
-  global_batch, batch_per_rank, epochs, max_steps, optimizer.*, seed
-Placement keys (where): launcher, hosts, ranks, threads, pin, device, backend, strategy, micro_batch,
-  accumulation, eval_batch, memory_format, rendezvous, timeout_s
+Recipe keys (what is computed): model, model_args.*, data, normalize, augment.*, train_limit, test_limit,
+  shuffle, global_batch, batch_per_rank, epochs, max_steps, optimizer.*, schedule.*, lr_rule, lr_batch,
+  precision, regularize.*, early_stopping.*, compile, seed
+Placement keys (where): launcher, hosts, link, ranks, threads, pin, device, backend, strategy, ddp.*,
+  local_sgd.*, zero, micro_batch, accumulation, eval_batch, memory_format, rendezvous, timeout_s,
+  max_restarts, mpi, slurm.*
 docs/recipes.md and docs/placements.md say what each means.
 """
 
@@ -49,11 +54,28 @@ words_argument = click.argument("words", nargs=-1, metavar="[RECIPE.toml] [KEY=V
 
 
 def read_words(words: tuple[str, ...], base: dict[str, Any] | None = None) -> tuple[Any, Any]:
-    """Recipe files and key=value words, in any order, as a recipe and a placement."""
+    """Recipe files, names of published recipes and key=value words, in any order, as a recipe and a placement."""
+    from lockstep.recipes import path_of
     from lockstep.settings import load
 
-    files = [Path(word) for word in words if "=" not in word and word.endswith(".toml")]
-    return load(files, [word for word in words if "=" in word or not word.endswith(".toml")], base)
+    files, rest = [], []
+    for word in words:
+        file = None if "=" in word else Path(word) if word.endswith(".toml") else path_of(word)
+        if file:
+            files.append(file)
+        else:
+            rest.append(word)
+    return load(files, rest, base)
+
+
+def split_script(words: tuple[str, ...]) -> tuple[tuple[str, ...], str | None, list[str]]:
+    """The words for us, the user's own loop if one is named, and the words for it (those after `--`)."""
+    at = next((i for i, word in enumerate(words) if word.endswith(".py") and "=" not in word), None)
+    if at is None:
+        return words, None, []
+    ours = [word for word in words[at + 1 :] if "=" in word and not word.startswith("-")]
+    theirs = [word for word in words[at + 1 :] if word not in ours]
+    return (*words[:at], *ours), str(Path(words[at]).absolute()), theirs
 
 
 @click.command("run", epilog=EPILOG)
@@ -67,6 +89,10 @@ def read_words(words: tuple[str, ...], base: dict[str, Any] | None = None) -> tu
     type=click.FloatRange(min=0, min_open=True),
     help="Stop all ranks after so many seconds.",
 )
+@click.option("--checkpoint-every", type=click.IntRange(min=1), help="Keep a checkpoint every so many epochs.")
+@click.option("--checkpoint-steps", type=click.IntRange(min=1), help="Keep one every so many steps, too.")
+@click.option("--keep", "keep_checkpoints", type=click.IntRange(min=1), default=2, show_default=True, help="How many.")
+@click.option("--resume", metavar="RUN", help="Go on from the last checkpoint of a run, in a folder of its own.")
 @click.option("--host-index", type=click.IntRange(min=0), help="With hosts=N: which of them this one is, 0 to N-1.")
 @click.option("--dry-run", is_flag=True, help="Show what would run, and start nothing.")
 @click.option("--quiet", is_flag=True, help="No progress.")
@@ -77,6 +103,10 @@ def command(
     runs: Path | None,
     data_root: Path | None,
     time_limit_s: float | None,
+    checkpoint_every: int | None,
+    checkpoint_steps: int | None,
+    keep_checkpoints: int,
+    resume: str | None,
     host_index: int | None,
     dry_run: bool,
     quiet: bool,
@@ -86,11 +116,23 @@ def command(
     from lockstep.cli.progress import ProgressLine
     from lockstep.errors import InputError
     from lockstep.launch import discard, execute, prepare
+    from lockstep.launch.resume import resumed
     from lockstep.placement import one_command_per_host
-    from lockstep.run import Options
+    from lockstep.run import Options, Run, runs_root
 
-    recipe, placement = read_words(words)
-    options = Options(data_root=str(data_root.absolute()) if data_root else None, time_limit_s=time_limit_s)
+    ours, script, script_args = split_script(words)
+    earlier = Run.find(resume, runs_root(runs)) if resume else None
+    recipe, placement = resumed(earlier, ours) if earlier else read_words(ours)
+    options = Options(
+        data_root=str(data_root.absolute()) if data_root else None,
+        time_limit_s=time_limit_s,
+        checkpoint_every=checkpoint_every,
+        checkpoint_steps=checkpoint_steps,
+        keep_checkpoints=keep_checkpoints,
+        resume_from=str(earlier.folder.absolute()) if earlier else None,
+        script=script,
+        script_args=script_args,
+    )
     folder, spec = prepare(recipe, placement, options, runs, name)
     for warning in warnings(spec):
         note(f"warning: {warning}")
@@ -106,13 +148,10 @@ def command(
         )
     progress = None if quiet else ProgressLine()
     if not quiet:
-        note(spec.plan.line())
-        if spec.why_backend:
-            note(f"backend {spec.why_backend}")
-        if spec.recipe.batch_per_rank:
-            note(
-                f"batch stated per rank: the global batch is {spec.recipe.global_batch} on this placement, another recipe on others"
-            )
+        if not script:
+            note(spec.plan.line())
+        for line in remarks(spec):
+            note(line)
     try:
         run = execute(folder, spec, host_index or 0, progress)
     finally:
@@ -130,10 +169,11 @@ def command(
 
 def warnings(spec: Any) -> list[str]:
     """What a user should know before the run starts: settings without effect, too few cores."""
+    from lockstep import placement as places
     from lockstep.placement import cores, ranks_per_host
     from lockstep.recipe import unused_settings
 
-    found: list[str] = unused_settings(spec.recipe)
+    found: list[str] = unused_settings(spec.recipe) + places.unused_settings(spec.placement)
     placement = spec.placement
     local = placement.ranks if placement.emulated else ranks_per_host(placement)
     if placement.device == "cpu" and placement.launcher != "slurm" and local * placement.threads > cores():
@@ -145,6 +185,29 @@ def warnings(spec: Any) -> list[str]:
         found.append(
             f"global_batch={spec.plan.global_batch} is more than the {spec.plan.train_samples} training samples: one step an epoch"
         )
+    return found
+
+
+def remarks(spec: Any) -> list[str]:
+    """What a run says about itself before it starts."""
+    from lockstep.measure.hardware import precision_line
+    from lockstep.placement import changes_mathematics
+
+    recipe = spec.recipe
+    found = [f"backend {spec.why_backend}"] if spec.why_backend else []
+    if recipe.batch_per_rank:
+        found.append(
+            f"batch stated per rank: the global batch is {recipe.global_batch} on this placement, another recipe on others"
+        )
+    if spec.plan.lr_note:
+        found.append(spec.plan.lr_note)
+    if recipe.precision != "fp32":
+        found.append(precision_line(recipe.precision, spec.placement))
+    changed = changes_mathematics(spec.placement)
+    if changed:
+        found.append(f"this placement changes the mathematics: {changed}")
+    if spec.options.resume_from:
+        found.append(f"going on from the last checkpoint of {spec.options.resume_from}")
     return found
 
 
@@ -176,8 +239,8 @@ def _show_plan(words: tuple[str, ...], folder: Path, spec: Any, as_json: bool) -
     click.echo(as_toml(spec.recipe, spec.placement))
     click.echo(f"# {spec.plan.line()}")
     click.echo(f"# {payload['line']}")
-    if spec.why_backend:
-        click.echo(f"# backend {spec.why_backend}")
+    for line in remarks(spec):
+        click.echo(f"# {line}")
     click.echo(f"# run folder: {folder}")
     for host, line in enumerate(commands):
         click.echo(f"# on host {host}:\n{line}")

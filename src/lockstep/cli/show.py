@@ -69,6 +69,9 @@ def print_run(run: Run, ranks: bool) -> None:
         f"{placement.ranks // placement.hosts} rank(s) x {placement.threads} thread(s), {placement.backend}, {placement.strategy}"
     )
     out.print(spec.plan.line())
+    for line in (spec.plan.lr_note, mathematics_note(placement)):
+        if line:
+            out.print(line)
     epochs = run.epochs()
     if epochs:
         print_table(
@@ -76,10 +79,10 @@ def print_run(run: Run, ranks: bool) -> None:
             [
                 [
                     str(e["epoch"]),
-                    f"{e['train_loss']:.4f}",
-                    f"{e['train_accuracy']:.2%}",
-                    f"{e['test_loss']:.4f}",
-                    f"{e['test_accuracy']:.2%}",
+                    number(e["train_loss"], ".4f"),
+                    number(e["train_accuracy"], ".2%"),
+                    number(e["test_loss"], ".4f"),
+                    number(e["test_accuracy"], ".2%"),
                     f"{e['train_seconds']:.2f}",
                     f"{e['eval_seconds']:.2f}",
                     f"{e['images_per_second']:,.0f}",
@@ -95,9 +98,49 @@ def print_run(run: Run, ranks: bool) -> None:
         out.print(f"memory: {memory_text(summary)} peak growth a rank; {_agreement(summary, spec.plan.ranks)}")
         if summary.get("stopped_by"):
             out.print(f"stopped by {summary['stopped_by']} after step {summary['steps']}")
+        for line in (_numbers_line(spec.recipe.precision, summary), _aside_line(summary)):
+            if line:
+                out.print(line)
     if ranks:
         _print_ranks(run, spec.plan.ranks)
     out.print(f"[dim]{run.folder}[/dim]", soft_wrap=True)
+
+
+def mathematics_note(placement: Any) -> str:
+    """A placement that computes something else than one process would says so wherever it is shown."""
+    from lockstep.placement import changes_mathematics
+
+    changed = changes_mathematics(placement)
+    return f"[yellow]changes the mathematics[/yellow]: {changed}" if changed else ""
+
+
+def _numbers_line(precision: str, summary: dict[str, Any]) -> str:
+    """What a 16-bit format has cost: overflow, underflow, lost updates."""
+    numbers = summary.get("numbers")
+    if not numbers:
+        return ""
+    scale = ""
+    if "loss_scale" in numbers:
+        scale = f"; {numbers['skipped_steps']} steps skipped for overflow, loss scale now {numbers['loss_scale']:g}"
+    return (
+        f"{precision}, of {numbers['looks']} steps looked at: {numbers['gradient_not_finite_share']:.2%} of gradients not finite, "
+        f"{numbers['gradient_zero_share']:.2%} zero, {numbers['gradient_subnormal_share']:.2%} subnormal; "
+        f"{numbers['lost_update_share']:.2%} of updates lost to rounding{scale}"
+    )
+
+
+def _aside_line(summary: dict[str, Any]) -> str:
+    parts = [
+        f"{word} {summary[key]:.2f} s"
+        for word, key in (("compiling took", "compile_seconds"), ("checkpoints took", "checkpoint_seconds"))
+        if summary.get(key)
+    ]
+    return "; ".join(parts)
+
+
+def number(value: float | None, form: str) -> str:
+    """A result, or a dash where a loop of the user's own did not say."""
+    return "–" if value is None else format(value, form)
 
 
 def _state(status: dict[str, Any]) -> str:
@@ -131,8 +174,8 @@ def _print_ranks(run: Run, ranks: int) -> None:
         rows.append(
             [
                 str(rank),
-                f"{last['train_loss']:.4f}" if last else "–",
-                f"{last['train_accuracy']:.2%}" if last else "–",
+                number(last.get("train_loss"), ".4f"),
+                number(last.get("train_accuracy"), ".2%"),
                 f"{sum(e['train_seconds'] for e in epochs):.2f}" if epochs else "–",
                 *(
                     f"{phases[name] / 1e3:.0f}" if phases else "–"

@@ -31,13 +31,19 @@ def command(words: tuple[str, ...], data_root: Path | None, keep: bool, as_json:
     placement must agree in every bit.
     """
     from lockstep.errors import InputError, RunFailed
+    from lockstep.placement import changes_mathematics
     from lockstep.verify import GRADIENT_TOLERANCE, LOSS_TOLERANCE, verify
 
     recipe, placement = read_words(words, base={"ranks": 2})
     if placement.ranks < 2:
         raise InputError(f"ranks={placement.ranks}: there is nothing to compare; choose ranks=2 or more")
-    if placement.hosts > 1:
-        raise InputError(f"hosts={placement.hosts}: verify runs on one host; choose hosts=1")
+    if placement.hosts > 1 and not placement.emulated and placement.launcher != "slurm":
+        raise InputError(
+            f"hosts={placement.hosts}: verify starts everything by itself; choose hosts=1, hosts=emulated:{placement.hosts} or launcher=slurm"
+        )
+    changed = changes_mathematics(placement)
+    if changed:
+        note(f"this placement changes the mathematics, so differences are expected: {changed}")
     folder = Path(tempfile.mkdtemp(prefix="lockstep-verify-"))
     done = False
     try:

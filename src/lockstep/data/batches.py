@@ -1,18 +1,35 @@
-"""Resident data to batches: slices by a permutation, normalised on the whole batch. No per-sample Python.
+"""Resident data to batches: slices by a permutation, augmented and normalised on the whole batch. No per-sample Python.
 
 The order of samples is drawn from (seed, epoch) alone, so global batch k is the same set of samples on every placement.
+What is random about a sample is drawn from (seed, epoch, sample): see keyed.py.
 """
 
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from lockstep import keyed
 from lockstep.data import DataSet
+from lockstep.data.augment import Augmenter, Decisions, wanted
 from lockstep.recipe import Recipe
+
+
+class Batch(NamedTuple):
+    """What a training step takes. What the recipe does not need is None, and has cost nothing."""
+
+    images: Tensor
+    labels: Tensor
+    keys: Tensor | None = None
+    """What the random numbers of each sample are drawn from (keyed.py)."""
+    others: Tensor | None = None
+    """Mixup: the labels of the samples that were blended in …"""
+    share: Tensor | None = None
+    """… and how much of each image is the first sample's."""
 
 
 def sample_order(recipe: Recipe, epoch: int, count: int) -> torch.Tensor:
@@ -31,8 +48,38 @@ def shared_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
         return torch.from_numpy(array)
 
 
+class _Drawn(NamedTuple):
+    """Some samples with all that is random about them."""
+
+    samples: Tensor
+    keys: Tensor
+    decisions: Decisions | None
+
+
+class _Block(NamedTuple):
+    """What was drawn for some batches of `size` samples, from position `low` of the order and every `step` from there."""
+
+    low: int
+    step: int
+    size: int
+    batches: int
+    own: _Drawn
+    partners: _Drawn | None
+    share: Tensor | None
+
+    def part(self, low: int, high: int) -> slice | None:
+        """Where the samples at these positions are in it; None where they are not."""
+        number, rest = divmod(low - self.low, self.step)
+        if rest or not 0 <= number < self.batches or high - low > self.size:
+            return None
+        return slice(number * self.size, number * self.size + high - low)
+
+
 class Batches:
-    """One split of a data set, resident, with the recipe's normalisation."""
+    """One split of a data set, resident, with the recipe's normalisation and augmentation."""
+
+    # Draws are made for about so many samples at once, since numpy's calls cost more than its numbers.
+    DRAWS = 1024
 
     def __init__(
         self,
@@ -48,12 +95,23 @@ class Batches:
         self._images = shared_tensor(images).to(device)
         self._labels = torch.from_numpy(np.asarray(labels, dtype=np.int64)).to(device)
         self._order: torch.Tensor | None = None
-        self._format = memory_format
+        self._epoch = 0
+        self._block: _Block | None = None
+        self._last_low: int | None = None
+        self._stride = 0
+        self._visited = min(self.count, recipe.train_limit or self.count)
+        self._seed = recipe.seed
+        self._device, self._format = device, memory_format
         self._scale, self._shift = _normalisation(data, recipe, device)
+        self._augment = Augmenter(recipe.augment, data.shape, device) if wanted(recipe.augment) else None
+        self._mixup = keyed.Beta(recipe.regularize.mixup) if recipe.regularize.mixup else None
+        self.keyed = bool(self._augment or self._mixup or recipe.regularize.dropout)
+        """Whether training batches carry keys. A model with dropout of its own needs them too (layers.needs_keys)."""
 
-    def visit(self, order: torch.Tensor | None) -> None:
-        """Use this order from now on; None is the order of the file."""
-        self._order = None if order is None else order.to(self._labels.device)
+    def visit(self, order: torch.Tensor | None, epoch: int = 0) -> None:
+        """Use this order from now on, None is the order of the file; random numbers are those of `epoch`."""
+        self._order = None if order is None else order.to(self._device)
+        self._epoch, self._block = epoch, None
 
     def take(self, low: int, high: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The samples at positions low to high of the current order: float images and their labels."""
@@ -62,8 +120,67 @@ class Batches:
         else:
             chosen = self._order[low:high]
             raw, labels = self._images.index_select(0, chosen), self._labels.index_select(0, chosen)
-        images = raw.to(torch.float32, memory_format=self._format)
-        return images.mul_(self._scale).add_(self._shift), labels
+        return self._normalised(raw), labels
+
+    def train_batch(self, low: int, high: int) -> Batch:
+        """The same samples for a training step: augmented, blended, and with their keys, where the recipe asks for it."""
+        if not self.keyed:
+            return Batch(*self.take(low, high))
+        if self._last_low is not None and low > self._last_low:
+            self._stride = low - self._last_low
+        self._last_low = low
+        block = self._block
+        part = None if block is None else block.part(low, high)
+        if block is None or part is None:
+            block = self._block = self._draw(low, high)
+            part = slice(0, high - low)
+        images, labels = self._augmented(block.own, part)
+        if block.partners is None or block.share is None:
+            return Batch(images, labels, block.own.keys[part])
+        others, other_labels = self._augmented(block.partners, part)
+        share = block.share[part]
+        # share x image + (1 - share) x other
+        blended = others.add_(images.sub_(others).mul_(share.view(-1, 1, 1, 1)))
+        return Batch(blended, labels, block.own.keys[part], other_labels, share)
+
+    def _draw(self, low: int, high: int) -> _Block:
+        """All that is random about this batch and those that follow at the same distance: with several ranks, what lies
+        in between belongs to others."""
+        order = self._order
+        total = self._visited if order is None else len(order)
+        size = high - low
+        step = max(size, self._stride)
+        batches = max(1, min(self.DRAWS // size, -(-(total - low) // step)))
+        starts = torch.arange(low, low + batches * step, step)
+        positions = (starts[:, None] + torch.arange(size)).view(-1).clamp_(max=max(total, high) - 1).to(self._device)
+        own = self._drawn(positions if order is None else order.index_select(0, positions))
+        if self._mixup is None:
+            return _Block(low, step, size, batches, own, None, None)
+        position = keyed.choice(own.keys, keyed.Stream.PARTNER, total)
+        partners = self._drawn(position if order is None else order.index_select(0, position))
+        share = self._mixup(keyed.uniform(own.keys, keyed.Stream.SHARE, 1)[:, 0])
+        return _Block(low, step, size, batches, own, partners, share)
+
+    def _drawn(self, samples: Tensor) -> _Drawn:
+        """A sample has the same augmentation wherever it is used in an epoch."""
+        keys = keyed.sample_keys(self._seed, self._epoch, samples)
+        return _Drawn(samples, keys, None if self._augment is None else self._augment.decide(keys))
+
+    def _augmented(self, drawn: _Drawn, part: slice) -> tuple[Tensor, Tensor]:
+        chosen = drawn.samples[part]
+        images, labels = self._images.index_select(0, chosen), self._labels.index_select(0, chosen)
+        if self._augment is not None and drawn.decisions is not None:
+            images = self._augment(images, drawn.decisions.of(part))
+        return self._normalised(images), labels
+
+    def _normalised(self, images: Tensor) -> Tensor:
+        """Bytes, or floats that nobody else needs, from 0..255 to the recipe's range and the memory format."""
+        if images.shape[1] == 1 or self._format == torch.contiguous_format:
+            return images.to(torch.float32, memory_format=self._format).mul_(self._scale).add_(self._shift)
+        # To floats first: torch converts and transposes at once in twice the time of one after the other.
+        floats = images.to(torch.float32)
+        result = torch.empty_like(floats, memory_format=self._format)
+        return torch.mul(floats, self._scale, out=result).add_(self._shift)
 
 
 def _normalisation(data: DataSet, recipe: Recipe, device: torch.device) -> tuple[Any, Any]:

@@ -18,6 +18,7 @@ from lockstep.launch.auto import choose_backend
 from lockstep.launch.base import Start
 from lockstep.launch.supervise import Progress, supervise
 from lockstep.measure.environment import version_of
+from lockstep.own_loop.script import script_recipe
 from lockstep.placement import Placement, one_command_per_host, plan
 from lockstep.recipe import Recipe
 from lockstep.resolve import resolve
@@ -43,15 +44,20 @@ def prepare(
 ) -> tuple[Path, Spec]:
     """Check everything that can be checked before a process starts. Returns the folder the run will have, and its spec."""
     options = options or Options()
-    models.check_name(recipe.model)
-    check_name(recipe.data)
-    placement, why_backend = choose_backend(recipe, placement)
+    if placement.max_restarts and options.checkpoint_every is None:
+        options = msgspec.structs.replace(options, checkpoint_every=1)
+    if options.script:
+        recipe = script_recipe(recipe, placement, options)
+    else:
+        models.check_name(recipe.model)
+        check_name(recipe.data)
+    placement, why_backend = (placement, "") if options.script else choose_backend(recipe, placement)
     recipe, placement = resolve(recipe, placement)
     if name is not None and (not name or name.startswith(".") or "/" in name or "\0" in name):
         raise InputError(f"--name {name!r}: a run's name is one plain word, without '/' and not starting with '.'")
     identity = name or new_id(recipe, placement)
     folder = (runs_root(runs) / identity).absolute()
-    train_samples, test_samples, origin = _count(recipe, options, _early_data(folder))
+    train_samples, test_samples, origin = _count(recipe, options, early_data(folder))
     spec = Spec(
         id=identity,
         created=time.time(),
@@ -69,19 +75,21 @@ def prepare(
 
 def _count(recipe: Recipe, options: Options, scratch: Path) -> tuple[int, int, str]:
     """Fetch the data if need be (once, before any rank starts) and count it."""
+    if options.script:
+        return recipe.global_batch, 1, f"the script {options.script}"  # its data are its own business
     root = Path(options.data_root) if options.data_root else None
     data = open_data(recipe.data, root, scratch=scratch)
     return len(data.train_labels), len(data.test_labels), data.origin
 
 
-def _early_data(folder: Path) -> Path:
+def early_data(folder: Path) -> Path:
     """Where a user's own data set is laid out before the run folder is there; `execute` moves it in."""
     return folder.parent / f".{folder.name}.data"
 
 
 def discard(folder: Path) -> None:
     """Forget what `prepare` laid out, where the run is not going to start."""
-    shutil.rmtree(_early_data(folder), ignore_errors=True)
+    shutil.rmtree(early_data(folder), ignore_errors=True)
 
 
 def starts_of(spec: Spec, folder: Path, host_index: int) -> list[Start]:
@@ -104,8 +112,8 @@ def execute(folder: Path, spec: Spec, host_index: int = 0, progress: Progress | 
             torchrun.check_port(spec)
         with emulate.network(spec.placement) if spec.placement.emulated else nullcontext() as network:
             run = _folder_for(folder, spec)
-            if _early_data(folder).exists() and not (folder / "data").exists():
-                _early_data(folder).rename(folder / "data")
+            if early_data(folder).exists() and not (folder / "data").exists():
+                early_data(folder).rename(folder / "data")
             if spec.placement.launcher == "slurm":
                 slurm.follow(run, spec, progress)
                 return run

@@ -13,6 +13,8 @@ def exchanged_bytes(spec: Spec) -> dict[str, Any]:
     """Gradient bytes per step and rank. Counting parameters needs the model, and so torch; a few seconds."""
     if spec.plan.ranks == 1:
         return {"bytes_per_step": 0, "line": "one rank: nothing is exchanged"}
+    if spec.options.script:
+        return {"bytes_per_step": None, "line": f"what {spec.recipe.model} exchanges is known to itself"}
     from lockstep import models
 
     model = models.build(spec.recipe)
@@ -21,8 +23,11 @@ def exchanged_bytes(spec: Spec) -> dict[str, Any]:
     ranks = spec.plan.ranks
     # A ring all-reduce sends every byte twice, less the part that is already in place.
     sent = 2 * payload * (ranks - 1) // ranks
+    local = spec.placement.strategy in ("local-sgd", "diloco")
+    what = ": {:,} bytes of weights" if local else " per step: {:,} bytes of gradients"
+    often = f"every {spec.placement.local_sgd.every} optimizer steps" if local else "once per optimizer step"
     line = (
-        f"exchanged per step: {payload:,} bytes of gradients ({parameters:,} parameters), once per optimizer step; "
+        f"exchanged{what.format(payload)} ({parameters:,} parameters), {often}; "
         f"each rank sends about {sent:,} bytes (ring)"
     )
     return {"bytes_per_step": payload, "parameters": parameters, "sent_per_rank": sent, "line": line}

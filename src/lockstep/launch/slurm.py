@@ -133,7 +133,7 @@ def _follow_job(run: Run, spec: Spec, progress: Progress | None) -> None:
             if job is not None:
                 end(job)
             raise folder_error(run.folder, error) from None
-        _conclude(run, job, ended)
+        conclude(run, job, ended)
 
 
 def _watch(run: Run, spec: Spec, job: str, progress: Progress | None) -> JobState:
@@ -182,7 +182,7 @@ class _Queue:
         print(f"Slurm job {self._job}: {what}{reason}, {now - self._began:.0f} s so far", file=sys.stderr, flush=True)
 
 
-def _conclude(run: Run, job: str, ended: JobState) -> None:
+def conclude(run: Run, job: str, ended: JobState) -> None:
     record = {**(read_json(run.folder / RECORD) or {}), "ended": time.time(), **asdict(ended)}
     write_atomic(run.folder / RECORD, record)
     until = time.monotonic() + (SHOW_S if ended.name == "COMPLETED" else SHOW_FAILED_S)

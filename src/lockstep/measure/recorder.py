@@ -26,11 +26,13 @@ EVENT_EVERY_STEPS = 100
 class Recorder:
     """Owns the rank's files and its clocks. Time that the training thread spends here is counted apart, as logging."""
 
-    def __init__(self, run: Run, rank: int, total_steps: int, device: torch.device, rows_kept: int = 0) -> None:
+    def __init__(
+        self, run: Run, rank: int, total_steps: int, device: torch.device, rows_kept: int = 0, steps_before: int = 0
+    ) -> None:
         self.folder = run.rank_folder(rank)
         self.rank = rank
         try:
-            self.log = StepLog(self.folder / "steps.bin", total_steps, device, rows_kept)
+            self.log = StepLog(self.folder / "steps.bin", total_steps - steps_before, device, rows_kept, steps_before)
             self.events = EventFile(run.folder / "tensorboard" / f"rank{rank:04d}")
         except OSError as error:
             raise folder_error(run.folder, error) from None
@@ -38,7 +40,8 @@ class Recorder:
         self.logging_seconds = 0.0
         self._settle_at_ns = 0
         self._events_upto = rows_kept
-        self._where = (0, rows_kept, 0)  # epoch, step, samples so far
+        self._before = steps_before
+        self._where = (0, steps_before + rows_kept, 0)  # epoch, step, samples so far
         self._ended = threading.Event()
         self._pulse = threading.Thread(target=self._beat_until_ended, name="lockstep-pulse", daemon=True)
         self._pulse.start()
@@ -89,9 +92,11 @@ class Recorder:
             upto = self._events_upto + EVENT_EVERY_STEPS
             loss, correct, samples = self.log.totals(self._events_upto, upto)
             if samples:
-                self.events.scalars(upto, {"train/loss": loss / samples, "train/accuracy": correct / samples})
+                self.events.scalars(
+                    self._before + upto, {"train/loss": loss / samples, "train/accuracy": correct / samples}
+                )
             self._events_upto = upto
-        self.events.scalars(self.log.count, test)
+        self.events.scalars(self._before + self.log.count, test)
         self.logging_seconds += perf_counter() - started
 
     def close(self, summary: dict[str, Any]) -> None:
@@ -101,7 +106,7 @@ class Recorder:
         self.log.close()
         self.events.close()
         write_atomic(self.folder / "summary.json", summary)
-        self.beat("done", step=self.log.count)
+        self.beat("done", step=self._before + self.log.count)
 
 
 def write_failure(folder: Path, record: dict[str, Any]) -> None:

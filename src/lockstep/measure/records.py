@@ -45,8 +45,9 @@ _STEP = struct.Struct("<q")
 class StepLog:
     """Writes one row a step; the loss and the count of hits are written by torch, so nothing waits for them."""
 
-    def __init__(self, path: Path, rows: int, device: torch.device, rows_kept: int = 0) -> None:
-        """`rows_kept`: how many rows of an earlier attempt stay; what came after them is written anew."""
+    def __init__(self, path: Path, rows: int, device: torch.device, rows_kept: int = 0, steps_before: int = 0) -> None:
+        """`rows_kept`: how many rows of an earlier attempt stay; what came after them is written anew. `steps_before`: steps
+        that another run has taken before the first row of this one."""
         import torch
 
         with path.open("r+b" if rows_kept else "w+b") as file:
@@ -57,6 +58,7 @@ class StepLog:
         self._path = path
         self._rows = np.frombuffer(self._map, dtype=ROW)
         self._settled = self.count = rows_kept
+        self._before = steps_before
         loss, correct = torch.from_numpy(self._rows["loss_sum"]), torch.from_numpy(self._rows["correct"])
         self._on_device = device.type != "cpu"
         if self._on_device:
@@ -68,7 +70,7 @@ class StepLog:
         offset = self.count * ROW.itemsize
         self.count += 1
         _HEAD.pack_into(self._map, offset, 0, epoch, self.count <= WARMUP_STEPS, samples, start_ns, *phases, total_ns)
-        _STEP.pack_into(self._map, offset, self.count)
+        _STEP.pack_into(self._map, offset, self._before + self.count)
 
     def settle(self) -> None:
         """On a GPU: bring the losses of the steps so far into the file. Waits for the device: not for every step."""

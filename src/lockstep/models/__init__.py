@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lockstep.errors import InputError
 from lockstep.plugins import is_spec, load_object
@@ -76,22 +78,50 @@ def build(recipe: Recipe) -> nn.Module:
     import torch
     from torch import nn
 
+    from lockstep.models.layers import prepare
+
     check_name(recipe.model)
     info = CATALOGUE.get(recipe.model)
     builder = load_object(info.builder if info else recipe.model, option="model")
+    arguments = {**recipe.model_args, **_regularizers(recipe, builder)}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         try:
-            model = builder(**recipe.model_args)
+            model = builder(**arguments)
         except TypeError as error:
-            raise InputError(f"model={recipe.model} with {recipe.model_args or 'no model_args'}: {error}") from None
+            raise InputError(f"model={recipe.model} with {arguments or 'no model_args'}: {error}") from None
         except Exception as error:  # a user's code may raise anything; one line says where it came from
             raise InputError(f"model={recipe.model} could not be built: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
         raise InputError(f"model={recipe.model} returned {type(model).__name__}, not a torch.nn.Module")
     if not any(p.requires_grad for p in model.parameters()):
         raise InputError(f"model={recipe.model} has no parameters to train")
+    prepare(model)
     return model
+
+
+# What a model has to be built with: the layer that a user's own model needs where it takes no such argument.
+_LAYERS = {"dropout": "Dropout", "batch_norm": "BatchNorm2d"}
+
+
+def _regularizers(recipe: Recipe, builder: Callable[..., Any]) -> dict[str, Any]:
+    """The recipe's dropout and batch norm as arguments of the builder; a user's own one need not take them."""
+    chosen = {"dropout": recipe.regularize.dropout, "batch_norm": recipe.regularize.batch_norm}
+    chosen = {key: value for key, value in chosen.items() if value not in (0, "off")}
+    try:
+        taken = inspect.signature(builder).parameters.values() if chosen else ()
+    except (TypeError, ValueError):  # some callables written in C do not tell
+        taken = ()
+    names = {parameter.name for parameter in taken}
+    for key, value in chosen.items():
+        if key in recipe.model_args:
+            raise InputError(f"regularize.{key}={value} and model_args.{key} say the same: leave one of them out")
+        if key not in names and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken):
+            raise InputError(
+                f"regularize.{key}={value}: model={recipe.model} takes no argument '{key}': "
+                f"put lockstep.models.layers.{_LAYERS[key]} into the model, or let it take {key}="
+            )
+    return chosen
 
 
 def check_fits(model: nn.Module, recipe: Recipe, shape: Shape, classes: int) -> None:

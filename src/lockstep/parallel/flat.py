@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from lockstep.placement import Placement
+
+T = TypeVar("T", bound=torch.Tensor)
 
 
 class Flat:
@@ -28,18 +31,17 @@ class Flat:
         self.gradient_scale = 1.0  # the ranks' gradients are added up, not averaged
         if placement.ranks == 1:
             return
-        by_type: dict[torch.dtype, list[nn.Parameter]] = {}
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                by_type.setdefault(parameter.dtype, []).append(parameter)
-        self._buckets = [_Bucket(parameters, device, group) for parameters in by_type.values()]
+        self._buckets = [Bucket(parameters, device, group) for parameters in self._divide(trained(model))]
         self._buffers = list(model.buffers())
-        for tensor in (*model.parameters(), *self._buffers):
-            dist.broadcast(tensor.detach(), 0, group)
+        start_together(model, group)
         self.exchange = self._exchange
 
     def no_exchange(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def _divide(self, parameters: list[nn.Parameter]) -> Iterable[list[nn.Parameter]]:
+        """Which parameters share a bucket."""
+        return by_type(parameters)
 
     def _exchange(self) -> None:
         for bucket in self._buckets:
@@ -48,47 +50,78 @@ class Flat:
             dist.broadcast(buffer, 0, self._group)
 
 
-class _Bucket:
-    """The gradients of one type, end to end, and behind them one number for each: whether this rank has it."""
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def start_together(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
+    """Rank 0's weights and buffers on every rank."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        dist.broadcast(tensor.detach(), 0, group)
+
+
+def by_type(tensors: Iterable[T]) -> list[list[T]]:
+    found: dict[torch.dtype, list[T]] = {}
+    for tensor in tensors:
+        found.setdefault(tensor.dtype, []).append(tensor)
+    return list(found.values())
+
+
+class Memory:
+    """One row that holds tensors of one type end to end, and a view into it for each; `more` numbers follow them."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], device: torch.device, more: int = 0) -> None:
+        count = sum(tensor.numel() for tensor in tensors)
+        self.row = torch.zeros(count + more, dtype=tensors[0].dtype, device=device)
+        self.more = self.row[count:]
+        self.views = []
+        start = 0
+        for tensor in tensors:
+            self.views.append(_like(tensor, self.row[start : start + tensor.numel()]))
+            start += tensor.numel()
+
+
+def copy(into: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """All of them in one call."""
+    torch._foreach_copy_(list(into), list(values))
+
+
+class Bucket:
+    """The gradients of one type, and behind them one number for each: whether this rank has it."""
 
     def __init__(self, parameters: list[nn.Parameter], device: torch.device, group: dist.ProcessGroup | None) -> None:
         self._parameters, self._group = parameters, group
-        count = sum(parameter.numel() for parameter in parameters)
-        self._memory = torch.zeros(count + len(parameters), dtype=parameters[0].dtype, device=device)
-        self._given = self._memory[count:]
-        self._views = []
-        start = 0
-        for parameter in parameters:
-            self._views.append(_like(parameter, self._memory[start : start + parameter.numel()]))
-            start += parameter.numel()
+        self._memory = Memory(parameters, device, more=len(parameters))
 
     @torch.no_grad()
     def exchange(self) -> None:
+        memory = self._memory
         gradients = [parameter.grad for parameter in self._parameters]
         present = [gradient for gradient in gradients if gradient is not None]
-        self._given.fill_(1)
+        memory.more.fill_(1)
         if len(present) == len(gradients):
-            torch._foreach_copy_(self._views, present)
-            dist.all_reduce(self._memory, group=self._group)
-            for parameter, view in zip(self._parameters, self._views, strict=True):
+            torch._foreach_copy_(memory.views, present)
+            dist.all_reduce(memory.row, group=self._group)
+            for parameter, view in zip(self._parameters, memory.views, strict=True):
                 parameter.grad = view
             return
         self._exchange_some(gradients)
 
     def _exchange_some(self, gradients: list[torch.Tensor | None]) -> None:
         """A gradient that no rank has stays away, as it would with one process: the optimizer passes it over."""
-        for index, (gradient, view) in enumerate(zip(gradients, self._views, strict=True)):
+        memory = self._memory
+        for index, (gradient, view) in enumerate(zip(gradients, memory.views, strict=True)):
             if gradient is None:
                 view.zero_()
-                self._given[index] = 0
+                memory.more[index] = 0
             else:
                 view.copy_(gradient)
-        dist.all_reduce(self._memory, group=self._group)
-        for parameter, view, given in zip(self._parameters, self._views, self._given.tolist(), strict=True):
+        dist.all_reduce(memory.row, group=self._group)
+        for parameter, view, given in zip(self._parameters, memory.views, memory.more.tolist(), strict=True):
             parameter.grad = view if given else None
 
 
-def _like(parameter: nn.Parameter, memory: torch.Tensor) -> torch.Tensor:
-    """The memory in the parameter's own order of strides, which the optimizer's fused kernel relies on."""
-    strides = torch.empty_like(parameter, device="meta").stride()
-    return memory.as_strided(parameter.shape, strides, memory.storage_offset())
+def _like(tensor: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+    """The memory in the tensor's own order of strides, which the optimizer's fused kernel relies on."""
+    strides = torch.empty_like(tensor, device="meta").stride()
+    return memory.as_strided(tensor.shape, strides, memory.storage_offset())

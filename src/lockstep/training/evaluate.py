@@ -12,6 +12,7 @@ from lockstep.data.batches import Batches
 from lockstep.parallel.group import reduce_sum
 from lockstep.parallel.ranks import Rank
 from lockstep.placement import share_of
+from lockstep.training.precision import Precision
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,9 @@ class Evaluation:
 
 
 @torch.inference_mode()
-def evaluate(model: nn.Module, batches: Batches, samples: int, batch: int, rank: Rank) -> Evaluation:
+def evaluate(
+    model: nn.Module, batches: Batches, samples: int, batch: int, rank: Rank, precision: Precision
+) -> Evaluation:
     """Loss and accuracy over the first `samples` of the set, over all ranks."""
     device = next(model.parameters()).device
     loss = torch.zeros((), dtype=torch.float64, device=device)
@@ -31,7 +34,8 @@ def evaluate(model: nn.Module, batches: Batches, samples: int, batch: int, rank:
     model.eval()
     for low in range(start, stop, batch):
         images, labels = batches.take(low, min(low + batch, stop))
-        scores = model(images)
+        with precision.context():
+            scores = precision.scores(model(precision.images(images)))
         loss += functional.cross_entropy(scores, labels, reduction="sum")
         correct += (scores.argmax(1) == labels).sum()
     model.train()

@@ -7,7 +7,7 @@ which costs 1.4 s at start (it imports the compiler) and more than half of a sma
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import torch
@@ -21,6 +21,8 @@ class Optimizer(Protocol):
 
     parameters: list[nn.Parameter]
     lr: float
+    inertia: float
+    """Momentum, or Adam's beta1: what a schedule may move beside the learning rate."""
 
     def step(self) -> None: ...
     def state(self) -> dict[str, list[torch.Tensor]]:
@@ -30,10 +32,11 @@ class Optimizer(Protocol):
 
 
 class Adam:
-    """Adam with coupled weight decay (added to the gradient)."""
+    """Adam with coupled weight decay (added to the gradient), and AdamW, whose decay is decoupled (taken off the weight)."""
 
     def __init__(self, parameters: list[nn.Parameter], settings: Settings) -> None:
-        self.parameters, self.lr, self._settings = parameters, settings.lr, settings
+        self.parameters, self.lr, self.inertia, self._settings = parameters, settings.lr, settings.beta1, settings
+        self._update = torch._fused_adamw_ if settings.name == "adamw" else torch._fused_adam_
         self._means = [torch.zeros_like(p) for p in parameters]
         self._squares = [torch.zeros_like(p) for p in parameters]
         self._steps = [torch.zeros((), device=p.device) for p in parameters]
@@ -47,7 +50,7 @@ class Adam:
         parameters, means, squares, steps = everything
         settings = self._settings
         torch._foreach_add_(steps, 1)
-        torch._fused_adam_(
+        self._update(
             parameters,
             gradients,
             means,
@@ -55,7 +58,7 @@ class Adam:
             [],
             steps,
             lr=self.lr,
-            beta1=settings.beta1,
+            beta1=self.inertia,
             beta2=settings.beta2,
             weight_decay=settings.weight_decay,
             eps=settings.eps,
@@ -66,18 +69,51 @@ class Adam:
     def state(self) -> dict[str, list[torch.Tensor]]:
         return {"means": self._means, "squares": self._squares, "steps": self._steps}
 
-    @torch.no_grad()
     def load_state(self, state: dict[str, list[torch.Tensor]]) -> None:
-        for name, mine in self.state().items():
-            for tensor, kept in zip(mine, state[name], strict=True):
-                tensor.copy_(kept)
+        _copy_state(self.state(), state)
+
+
+class Rmsprop:
+    """RMSprop as PyTorch has it, in the same order of operations; there is no fused kernel for it."""
+
+    def __init__(self, parameters: list[nn.Parameter], settings: Settings) -> None:
+        self.parameters, self.lr, self.inertia, self._settings = parameters, settings.lr, settings.momentum, settings
+        self._squares = [torch.zeros_like(p) for p in parameters]
+        self._speeds = [torch.zeros_like(p) for p in parameters] if settings.momentum > 0 else []
+
+    @torch.no_grad()
+    def step(self) -> None:
+        gradients, given = _gradients(self.parameters)
+        everything: list[list[torch.Tensor]] = [list(self.parameters), self._squares, self._speeds]
+        if given is not None:
+            everything = [[values[i] for i in given] if values else [] for values in everything]
+        parameters, squares, speeds = everything
+        settings = self._settings
+        if settings.weight_decay:
+            gradients = list(torch._foreach_add(gradients, parameters, alpha=settings.weight_decay))
+        torch._foreach_mul_(squares, settings.alpha)
+        torch._foreach_addcmul_(squares, gradients, gradients, value=1 - settings.alpha)
+        roots = torch._foreach_sqrt(squares)
+        torch._foreach_add_(roots, settings.eps)
+        if speeds:
+            torch._foreach_mul_(speeds, self.inertia)
+            torch._foreach_addcdiv_(speeds, gradients, roots)
+            torch._foreach_add_(parameters, speeds, alpha=-self.lr)
+        else:
+            torch._foreach_addcdiv_(parameters, gradients, roots, value=-self.lr)
+
+    def state(self) -> dict[str, list[torch.Tensor]]:
+        return {"squares": self._squares, "speeds": self._speeds}
+
+    def load_state(self, state: dict[str, list[torch.Tensor]]) -> None:
+        _copy_state(self.state(), state)
 
 
 class Sgd:
     """Stochastic gradient descent with PyTorch's momentum and coupled weight decay."""
 
     def __init__(self, parameters: list[nn.Parameter], settings: Settings) -> None:
-        self.parameters, self.lr, self._settings = parameters, settings.lr, settings
+        self.parameters, self.lr, self.inertia, self._settings = parameters, settings.lr, settings.momentum, settings
         self._speeds: dict[int, torch.Tensor] = {}
 
     @torch.no_grad()
@@ -109,13 +145,20 @@ class Sgd:
             gradients,
             [self._speeds[i] for i in chosen] if settings.momentum > 0 else [],
             weight_decay=settings.weight_decay,
-            momentum=settings.momentum,
+            momentum=self.inertia,
             lr=self.lr,
             dampening=0.0,
             nesterov=settings.nesterov and settings.momentum > 0,
             maximize=False,
             is_first_step=first,
         )
+
+
+@torch.no_grad()
+def _copy_state(mine: dict[str, list[torch.Tensor]], kept: dict[str, list[torch.Tensor]]) -> None:
+    for name, tensors in mine.items():
+        for tensor, value in zip(tensors, kept[name], strict=True):
+            tensor.copy_(value)
 
 
 def _gradients(parameters: list[nn.Parameter]) -> tuple[list[torch.Tensor], list[int] | None]:
@@ -125,6 +168,28 @@ def _gradients(parameters: list[nn.Parameter]) -> tuple[list[torch.Tensor], list
     return present, None if len(present) == len(found) else [i for i, g in enumerate(found) if g is not None]
 
 
+_KINDS: dict[str, Callable[[list[nn.Parameter], Settings], Optimizer]] = {
+    "adam": Adam,
+    "adamw": Adam,
+    "sgd": Sgd,
+    "rmsprop": Rmsprop,
+}
+
+
 def build(settings: Settings, parameters: Iterable[nn.Parameter]) -> Optimizer:
-    chosen = [p for p in parameters if p.requires_grad]
-    return Adam(chosen, settings) if settings.name == "adam" else Sgd(chosen, settings)
+    return _KINDS[settings.name]([p for p in parameters if p.requires_grad], settings)
+
+
+@torch.no_grad()
+def clip(
+    gradients: list[torch.Tensor], longest: float, whole: Callable[[torch.Tensor], torch.Tensor] | None = None
+) -> torch.Tensor:
+    """Scale the whole gradient down to the norm `longest` where it is longer; returns the norm that it had.
+
+    `whole` makes the norm of all gradients from that of this rank's, where ranks have parts of them.
+    """
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    if whole is not None:
+        norm = whole(norm)
+    torch._foreach_mul_(gradients, (longest / (norm + 1e-6)).clamp(max=1.0))
+    return norm

@@ -10,15 +10,19 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from lockstep.data.batches import Batches
 from lockstep.measure.clock import DATA, EXCHANGE, FORWARD, OPTIMIZER, StepClock
 from lockstep.measure.records import StepLog
+from lockstep.models import layers
 from lockstep.parallel.ranks import Rank
 from lockstep.parallel.strategies import Strategy
 from lockstep.placement import Plan, micro_shares
-from lockstep.training.optimizers import Optimizer
+from lockstep.recipe import Recipe
+from lockstep.training.loss import Loss, penalize
+from lockstep.training.optimizers import Optimizer, clip
+from lockstep.training.precision import Precision
+from lockstep.training.schedule import Pace
 
 
 class Stepper:
@@ -26,6 +30,7 @@ class Stepper:
 
     def __init__(
         self,
+        recipe: Recipe,
         strategy: Strategy,
         optimizer: Optimizer,
         batches: Batches,
@@ -33,44 +38,83 @@ class Stepper:
         rank: Rank,
         clock: StepClock,
         log: StepLog,
+        precision: Precision,
+        steps_before: int = 0,
     ) -> None:
+        """`steps_before`: how many steps of the run were taken before this process came to it."""
         self._strategy, self._optimizer, self._batches = strategy, optimizer, batches
         self._plan, self._rank, self._clock, self._log = plan, rank, clock, log
+        self._precision, self._pace = precision, Pace(recipe, plan, optimizer)
+        self._loss, self._regularize = Loss(recipe), recipe.regularize
+        self._penalized = recipe.regularize.l1 > 0 or recipe.regularize.l2 > 0
+        self._clip_norm = recipe.optimizer.clip_norm
+        # What a plain recipe does not ask for costs it nothing.
+        self._plain = not (self._penalized or self._clip_norm or precision.scale or precision.watch)
+        self._after_step = getattr(strategy, "after_step", None)
         self._parameters = optimizer.parameters
-        self._full_shares = list(micro_shares(plan.global_batch, rank.rank, plan))
+        # Layers that exchange in forward (synchronised batch norm) need all ranks to make the same number of passes.
+        self._in_step = rank.world > 1 and layers.synchronises(strategy.model)
+        self._full_shares = self._shares(plan.global_batch)
         self._weight = torch.zeros((), device=self._parameters[0].device)
-        self._weight_count = 0
-        self._row = log.count
+        self._weighs: tuple[int, float] = (0, 0.0)
+        self._row, self._taken = log.count, steps_before
         self._ready = LastGradient(self._parameters, clock) if rank.world > 1 else None
 
     def run(self, epoch: int, first: int, count: int) -> None:
         """The step on the global batch of `count` samples that starts at position `first` of the epoch's order."""
         clock = self._clock
         clock.start()
+        self._pace.set(self._taken)
         samples = self._gradients(first, count)
-        self._optimizer.step()
+        if self._plain:
+            self._optimizer.step()
+        else:
+            self._update()
         self._drop_gradients()
+        self._taken += 1
+        if self._after_step is not None:
+            self._after_step(self._taken)
         clock.lap(OPTIMIZER)
         clock.finish(epoch, samples)
         self._row += 1
         if self._ready:
             self._ready.narrow()
 
+    def _update(self) -> None:
+        """The optimizer's step, with all that a recipe may want between the gradients and it."""
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        watch, scale = self._precision.watch, self._precision.scale
+        looking = watch is not None and watch.due(self._taken)
+        if looking and watch:
+            watch.before(self._parameters, gradients)
+        if scale is not None and not scale.unscale(gradients):
+            return
+        if self._penalized:
+            penalize(self._parameters, self._regularize)
+        if self._clip_norm is not None:
+            clip(gradients, self._clip_norm, getattr(self._strategy, "whole_norm", None))
+        self._optimizer.step()
+        if looking and watch:
+            watch.after(self._parameters, [p.grad for p in self._parameters])
+
     def gradients_only(self, first: int, count: int) -> list[torch.Tensor]:
         """The exchanged gradients of a step that is not taken (for `lockstep verify`)."""
         self._clock.start()
         self._gradients(first, count)
+        found = [p.grad for p in self._parameters if p.grad is not None]
+        if self._precision.scale is not None:
+            torch._foreach_div_(found, self._precision.scale.value)
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad.detach().clone() for p in self._parameters]
         self._drop_gradients()
-        return gradients
+        together = getattr(self._strategy, "together", None)
+        return [together(index, part) for index, part in enumerate(gradients)] if together else gradients
 
     def _drop_gradients(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None
 
     def _gradients(self, first: int, count: int) -> int:
-        full = count == self._plan.global_batch
-        shares = self._full_shares if full else list(micro_shares(count, self._rank.rank, self._plan))
+        shares = self._full_shares if count == self._plan.global_batch else self._shares(count)
         last = len(shares) - 1
         for position, (low, high) in enumerate(shares):
             if position == last:
@@ -84,22 +128,32 @@ class Stepper:
             self._clock.lap(EXCHANGE)
         return shares[-1][1] - shares[0][0]
 
+    def _shares(self, count: int) -> list[tuple[int, int]]:
+        """This rank's micro batches within a global batch, with empty ones at the end where others have more of them."""
+        mine = list(micro_shares(count, self._rank.rank, self._plan))
+        if self._in_step:
+            most = max(len(list(micro_shares(count, rank, self._plan))) for rank in range(self._plan.ranks))
+            mine += [(mine[-1][1], mine[-1][1])] * (most - len(mine))
+        return mine
+
     def _micro_step(self, first: int, low: int, high: int, count: int, position: int, exchanged: bool) -> None:
-        clock, log, row = self._clock, self._log, self._row
+        clock, log, row, precision = self._clock, self._log, self._row, self._precision
         empty = low == high
         # A rank without samples (a short last batch) computes one with weight zero, so that it can take part.
-        images, labels = (
-            self._batches.take(first, first + 1) if empty else self._batches.take(first + low, first + high)
-        )
+        start, stop = (first, first + 1) if empty else (first + low, first + high)
+        batch = self._batches.train_batch(start, stop)
         clock.lap(DATA)
-        scores = self._strategy.model(images)
-        loss = functional.cross_entropy(scores, labels, reduction="sum")
+        layers.bind(batch.keys, 0 if empty else high - low)
+        with precision.context():
+            scores = precision.scores(self._strategy.model(precision.images(batch.images)))
+            loss = self._loss(scores, batch)
         clock.lap(FORWARD)
-        loss.backward(self._weight_for(0 if empty else count))  # type: ignore[no-untyped-call]
+        # Not loss.backward(weight), which imports the symbolic shapes of the compiler (0.5 s) to compare two shapes.
+        (loss * self._weight_for(0 if empty else count)).backward()  # type: ignore[no-untyped-call]
         clock.lap_backward(exchanged)
         if empty:
             return
-        loss_sum, correct = loss.detach(), (scores.detach().argmax(1) == labels).sum()
+        loss_sum, correct = loss.detach(), (scores.detach().argmax(1) == batch.labels).sum()
         if position == 0:
             log.loss[row], log.correct[row] = loss_sum, correct
         else:
@@ -108,11 +162,12 @@ class Stepper:
         clock.skip()
 
     def _weight_for(self, count: int) -> torch.Tensor:
-        """What each sample's loss counts: 1 / global count, times what the strategy divides by."""
-        if count != self._weight_count:
-            self._weight_count = count
+        """What each sample's loss counts: 1 / global count, times what the strategy divides by, times fp16's loss scale."""
+        weighs = (count, self._strategy.gradient_scale)
+        if weighs != self._weighs:
+            self._weighs = weighs
             self._weight.fill_(self._strategy.gradient_scale / count if count else 0.0)
-        return self._weight
+        return self._weight if self._precision.scale is None else self._weight * self._precision.scale.value
 
 
 class LastGradient:

@@ -1,0 +1,60 @@
+"""`lockstep recipes`: the published recipes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from lockstep.cli.output import json_option, note, print_json, print_table
+from lockstep.recipes import Published, find, published
+
+EPILOG = """\b
+Examples:
+  lockstep recipes
+  lockstep recipes published/d-mnist
+  lockstep run published/d-mnist epochs=1
+  lockstep recipes published/d-mnist > mine.toml
+"""
+
+
+def complete_name(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Shell completion of recipes."""
+    return [recipe.name for recipe in published() if recipe.name.startswith(incomplete)]
+
+
+@click.command("recipes", epilog=EPILOG)
+@click.argument("name", required=False, shell_complete=complete_name)
+@json_option
+def command(name: str | None, as_json: bool) -> None:
+    """List the published recipes, or print one of them."""
+    if name is not None:
+        recipe = find(name)
+        if as_json:
+            print_json(_document(recipe))
+        else:
+            click.echo(recipe.text(), nl=False)
+        return
+    found = published()
+    if as_json:
+        print_json([{**asdict(recipe), "path": str(recipe.path)} for recipe in found])
+        return
+    print_table(["recipe", "document", "what"], [[recipe.name, recipe.document, recipe.about] for recipe in found])
+    note("lockstep run NAME runs one; lockstep recipes NAME says what its report states and what it measured")
+
+
+def _document(recipe: Published) -> dict[str, Any]:
+    """The file, and what it comes to with all defaults."""
+    import msgspec
+
+    from lockstep.settings import load
+
+    settings, placement = load([recipe.path], [])
+    return {
+        **asdict(recipe),
+        "path": str(recipe.path),
+        "text": recipe.text(),
+        "recipe": msgspec.to_builtins(settings),
+        "placement": msgspec.to_builtins(placement),
+    }

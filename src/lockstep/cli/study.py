@@ -1,0 +1,280 @@
+"""`lockstep study`: run, list and show studies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lockstep.cli.output import json_option, note, print_json, print_table
+from lockstep.cli.run import complete_key, data_root_option, runs_option
+
+if TYPE_CHECKING:
+    from lockstep.study.definition import Study
+    from lockstep.study.folder import StudyFolder
+    from lockstep.study.plan import Planned
+
+EPILOG = """\b
+Examples:
+  lockstep study list
+  lockstep study run batch-size --quick
+  lockstep study run mine.toml --dry-run
+  lockstep study run launchers data=embedded --repeats 10
+  lockstep study run published                  all published experiments, overnight
+  lockstep study show batch-size
+
+\b
+A study that was stopped or killed goes on where it was with the same command.
+docs/studies.md says how to write one.
+"""
+
+
+@click.group("study", epilog=EPILOG)
+def command() -> None:
+    """Vary factors over a recipe and a placement, repeat every cell in turns, and compare."""
+
+
+@command.command(
+    "run",
+    epilog="\b\nExamples:\n  lockstep study run batch-size --quick\n  lockstep study run mine.toml train_limit=6000 --dry-run",
+)
+@click.argument("name", metavar="FILE|NAME")
+@click.argument("words", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete_key)
+@click.option("--quick", is_flag=True, help="The study's own small version: minutes on two cores.")
+@click.option("--repeats", type=click.IntRange(1), help="Runs of every cell; more of them go on where the study was.")
+@click.option("--dry-run", is_flag=True, help="Show the plan and how long it takes, and start nothing.")
+@click.option("--retry-failed", "again", is_flag=True, help="Run again what failed.")
+@runs_option
+@data_root_option
+@click.option("--quiet", is_flag=True, help="No progress.")
+@json_option
+def run_(
+    name: str,
+    words: tuple[str, ...],
+    quick: bool,
+    repeats: int | None,
+    dry_run: bool,
+    again: bool,
+    runs: Path | None,
+    data_root: Path | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Run a study file, a built-in study, or 'published' for all of them."""
+    from lockstep.errors import DataError, InputError, RunFailed
+    from lockstep.run import Options
+    from lockstep.study import builtin
+    from lockstep.study.file import with_words
+    from lockstep.study.folder import StudyFolder
+
+    options = Options(data_root=str(data_root.absolute()) if data_root else None, save_model=False)
+    found = [
+        (with_words(study, words, quick, repeats), StudyFolder.of(study.name, runs, quick, words))
+        for study in builtin.find(name)
+    ]
+    documents: list[dict[str, Any]] = []
+    problems = []
+    for study, folder in found:
+        try:
+            documents.append(
+                _dry(study, folder, options, as_json)
+                if dry_run
+                else _run(study, folder, options, again, quiet, as_json)
+            )
+        except (InputError, DataError, RunFailed) as error:
+            if len(found) == 1:
+                raise
+            # Of many studies overnight, one that cannot run must not keep the others from running.
+            problems.append(f"{study.name}: {error}")
+            note(f"study '{folder.name}' did not run: {error}")
+    if as_json:
+        print_json(documents[0] if len(found) == 1 else documents)
+    if problems:
+        raise RunFailed(f"{len(problems)} of {len(found)} studies did not run: {'; '.join(problems)}")
+
+
+def _run(study: Study, folder: StudyFolder, options: Any, again: bool, quiet: bool, as_json: bool) -> dict[str, Any]:
+    from lockstep.cli.compare import print_comparison
+    from lockstep.errors import RunFailed
+    from lockstep.study import execute
+    from lockstep.study.compare import study_document
+    from lockstep.study.plan import plan
+
+    planned = plan(study, options, folder.runs)
+    watcher = _watcher(quiet)
+    for cell in planned.cells:
+        if cell.left_out:
+            watcher.says(f"cell '{cell.name}' is left out: {cell.left_out}")
+    watcher.says(f"study '{folder.name}': {_size(planned)}")
+    counts = execute.run(folder, planned, options, again, watcher)
+    document = {**study_document(folder), **counts}
+    if not as_json:
+        print_comparison(document)
+    if not counts["done"] and counts["failed"]:
+        raise RunFailed(f"study '{folder.name}': every run failed; 'lockstep study show {folder.name}' says why")
+    return document
+
+
+def _size(planned: Planned) -> str:
+    able = sum(cell.left_out is None for cell in planned.cells)
+    return f"{able} cells x {planned.study.repeats} repeats = {len(planned.items)} runs"
+
+
+def _dry(study: Study, folder: StudyFolder, options: Any, as_json: bool) -> dict[str, Any]:
+    """The plan: every cell, the order of the first block, and the time."""
+    from lockstep.study import estimate
+    from lockstep.study.plan import found_runs, outcome, plan
+
+    planned = plan(study, options, folder.runs)
+    there = found_runs(folder.runs, planned.items)
+    todo = [item for item in planned.items if outcome(there.get(item.digest)) == "to do"]
+    cells = estimate.of_cells(planned, folder.records(), folder.runs)
+    seconds = estimate.left(todo, cells)
+    document = {
+        "study": folder.name,
+        "cells": [_planned_cell(cell, cells) for cell in planned.cells],
+        "order": [{"cell": item.cell, "repeat": item.repeat, "seed": item.seed} for item in planned.items],
+        "runs": len(planned.items),
+        "to_do": len(todo),
+        "seconds": seconds,
+    }
+    if not as_json:
+        _print_plan(planned, document)
+    return document
+
+
+def _planned_cell(cell: Any, cells: dict[str, Any]) -> dict[str, Any]:
+    found = cells.get(cell.name)
+    return {
+        "cell": cell.name,
+        "plan": cell.plan.line() if cell.plan else None,
+        "left_out": cell.left_out,
+        "seconds": found.seconds if found else None,
+        "basis": found.basis if found else None,
+    }
+
+
+def _print_plan(planned: Planned, document: dict[str, Any]) -> None:
+    from lockstep.study.estimate import clock
+
+    rows = [
+        [
+            cell["cell"],
+            cell["plan"] or f"left out: {cell['left_out']}",
+            clock(cell["seconds"]) if cell["plan"] else "–",
+            cell["basis"] or "–",
+        ]
+        for cell in document["cells"]
+    ]
+    print_table(["cell", "plan", "a run", "by"], rows, right=(2,))
+    first = ", ".join(item["cell"] for item in document["order"] if item["repeat"] == 0)
+    click.echo(f"{_size(planned)}, {document['to_do']} of them still to do: about {clock(document['seconds'])}")
+    click.echo(f"order of the first block: {first}")
+    if planned.study.budget_minutes:
+        click.echo(f"it stops after budget_minutes={planned.study.budget_minutes:g}")
+
+
+@command.command("list", epilog="\b\nExamples:\n  lockstep study list\n  lockstep study list --json")
+@runs_option
+@json_option
+def list_(runs: Path | None, as_json: bool) -> None:
+    """List the built-in studies, and those that were begun here."""
+    from lockstep.study import builtin
+    from lockstep.study.folder import list_studies
+    from lockstep.study.plan import found_runs, outcome
+
+    rows = []
+    for name in builtin.names():
+        study = builtin.find(name)[0]
+        sources = ", ".join(published.source.partition(":")[0] for published in study.published)
+        cells = len(study.all_cells())
+        rows.append(
+            {
+                "study": name,
+                "kind": "built-in",
+                "cells": cells,
+                "runs": f"{cells} x {study.repeats}",
+                "from": sources,
+                "about": study.about,
+            }
+        )
+    for folder in list_studies(runs):
+        planned = folder.read()
+        there = found_runs(folder.runs, planned.items)
+        done = sum(outcome(there.get(item.digest)) == "done" for item in planned.items)
+        rows.append(
+            {
+                "study": folder.name,
+                "kind": "begun",
+                "cells": len(planned.cells),
+                "runs": f"{done}/{len(planned.items)} done",
+                "from": "",
+                "about": planned.study.about,
+            }
+        )
+    if as_json:
+        print_json(rows)
+        return
+    print_table(
+        ["study", "", "cells", "runs", "from", "about"],
+        [[str(value) for value in row.values()] for row in rows],
+        right=(2,),
+    )
+
+
+@command.command("show", epilog="\b\nExamples:\n  lockstep study show batch-size\n  lockstep study show last --json")
+@click.argument("name")
+@runs_option
+@json_option
+def show(name: str, runs: Path | None, as_json: bool) -> None:
+    """Show a study as far as it has come: by name, by folder, or 'last'."""
+    from lockstep.cli.compare import print_comparison
+    from lockstep.errors import InputError
+    from lockstep.run import runs_root
+    from lockstep.study.compare import study_document
+    from lockstep.study.folder import StudyFolder
+
+    found = StudyFolder.find(name, runs)
+    if found is None:
+        raise InputError(
+            f"no study '{name}' in {runs_root(runs)}: 'lockstep study list' lists them, 'lockstep study run' starts one"
+        )
+    document = study_document(found)
+    if as_json:
+        print_json(document)
+    else:
+        print_comparison(document)
+
+
+def _watcher(quiet: bool) -> Any:
+    """Shows the study's progress on stderr: one line a run, and the run's own line below it."""
+    from lockstep.cli.progress import ProgressLine
+    from lockstep.study.estimate import clock
+    from lockstep.study.execute import Step, Watcher
+
+    class Shown(Watcher):
+        def __init__(self) -> None:
+            self._line: ProgressLine | None = None
+
+        def begins(self, step: Step) -> ProgressLine:
+            left = f", {clock(step.left_seconds)} left" if step.left_seconds else ""
+            self._line = ProgressLine(f"[{step.number}/{step.total}{left}] {step.item.cell}")
+            return self._line
+
+        def ended(self, step: Step, record: dict[str, Any]) -> None:
+            if self._line:
+                self._line.clear()
+            if record["state"] == "failed":
+                note(
+                    f"[{step.number}/{step.total}] {step.item.cell}, repeat {step.item.repeat + 1}: failed: {record['cause']}"
+                )
+                return
+            note(
+                f"[{step.number}/{step.total}] {step.item.cell}, repeat {step.item.repeat + 1}: done in {clock(record['ended'] - record['began'])}"
+            )
+
+        def says(self, text: str) -> None:
+            note(text)
+
+    return Watcher() if quiet else Shown()

@@ -1,0 +1,129 @@
+"""A small index over the run folders, so that ten thousand of them are listed in well under a second.
+
+The folders are the truth. The index (`.index.sqlite` beside them) only remembers what a run that has ended looked like, together
+with the time its folder was last changed: every file of a run that matters here is replaced by a rename, which changes that time. A run
+that has not ended is read anew each time. So the index can be deleted at any moment, and is rebuilt by the next call.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lockstep.run import ENDED, Run, read_json
+
+NAME = ".index.sqlite"
+# A higher number makes every older index void.
+FORMAT = 1
+BUSY_S = 5.0
+# Two changes within one tick of the file system's clock leave the same time: what has just changed is not remembered yet.
+SETTLED_NS = 1_000_000_000
+_EMPTY = ("ranks", "global_batch", "epochs", "test_accuracy", "train_seconds", "images_per_second")
+Row = dict[str, Any]
+
+
+def line(run: Run) -> Row:
+    """What a list says of one run; one that cannot be read is listed as such, not passed over."""
+    spec = read_json(run.folder / "run.json")
+    if spec is None or "plan" not in spec:
+        return {"id": run.id, "state": "unreadable", "created": 0.0, **dict.fromkeys(_EMPTY)}
+    summary = run.summary() or {}
+    recipe, placement = spec["recipe"], spec["placement"]
+    return {
+        "id": run.id,
+        "state": run.status()["state"],
+        "created": spec["created"],
+        "model": recipe["model"],
+        "data": recipe["data"],
+        "launcher": placement["launcher"],
+        "ranks": spec["plan"]["ranks"],
+        "threads": placement.get("threads"),
+        "global_batch": spec["plan"]["global_batch"],
+        "precision": recipe.get("precision", "fp32"),
+        "epochs": summary.get("epochs"),
+        "test_accuracy": summary.get("test_accuracy"),
+        "train_seconds": summary.get("train_seconds"),
+        "images_per_second": summary.get("images_per_second"),
+        "fit_seconds": summary.get("fit_seconds"),
+    }
+
+
+def rows(root: Path) -> list[Row]:
+    """One line for every run folder below `root`, in the order of their names, which is that of time."""
+    try:
+        # One stat a folder, no file opened: what is left of the work once all runs are known.
+        with os.scandir(root) as entries:
+            changed = {entry.name: entry.stat().st_mtime_ns for entry in entries if entry.is_dir(follow_symlinks=False)}
+    except OSError:
+        return []
+    known = _read(root)
+    settled = time.time_ns() - SETTLED_NS
+    fresh: dict[str, Row | None] = {}
+    found: list[Row] = []
+    for name in sorted(changed):
+        stamp, row = known.get(name, (0, None))
+        if stamp != changed[name]:
+            row = line(Run(root / name)) if (root / name / "run.json").exists() else None
+            # A folder without run.json may become a run, and then changes; a run under way is read again each time.
+            if changed[name] < settled and (row is None or row["state"] in ENDED):
+                fresh[name] = row
+        if row is not None:
+            found.append(row)
+    gone = known.keys() - changed.keys()
+    if fresh or gone:
+        _write(root, {name: (changed[name], row) for name, row in fresh.items()}, gone)
+    return found
+
+
+def _open(root: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(root / NAME, timeout=BUSY_S, isolation_level=None)
+    if connection.execute("PRAGMA user_version").fetchone()[0] != FORMAT:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("DROP TABLE IF EXISTS runs")
+        connection.execute("CREATE TABLE runs (name TEXT PRIMARY KEY, changed INTEGER, row BLOB)")
+        connection.execute(f"PRAGMA user_version = {FORMAT}")
+        connection.execute("COMMIT")
+    return connection
+
+
+def _read(root: Path) -> dict[str, tuple[int, Row | None]]:
+    """What is remembered; nothing where the index cannot be read, which costs time and no truth."""
+    decode = msgspec.json.Decoder(Row | None).decode
+    try:
+        with closing(_open(root)) as connection:
+            stored = connection.execute("SELECT name, changed, row FROM runs")
+            return {name: (changed, decode(row)) for name, changed, row in stored}
+    except sqlite3.OperationalError:
+        return {}  # a read-only folder, or another process writes for seconds
+    except (sqlite3.DatabaseError, msgspec.DecodeError):
+        forget(root)  # not an index at all, or a damaged one
+        return {}
+
+
+def _write(root: Path, fresh: dict[str, tuple[int, Row | None]], gone: set[str]) -> None:
+    encode = msgspec.json.encode
+    try:
+        with closing(_open(root)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.executemany("DELETE FROM runs WHERE name = ?", [(name,) for name in gone])
+            connection.executemany(
+                "INSERT OR REPLACE INTO runs VALUES (?, ?, ?)",
+                [(name, changed, encode(row)) for name, (changed, row) in fresh.items()],
+            )
+            connection.execute("COMMIT")
+    except sqlite3.OperationalError:
+        return  # the next call writes it
+    except sqlite3.DatabaseError:
+        forget(root)
+
+
+def forget(root: Path) -> None:
+    """Throw the index away; the next `rows` makes it anew."""
+    for name in (NAME, f"{NAME}-journal"):
+        (root / name).unlink(missing_ok=True)

@@ -1,0 +1,53 @@
+"""`--resume RUN`: the same recipe, from where it had come to, in a run folder of its own.
+
+Nothing of the earlier run is written over. Its recipe is taken as it was; how long it goes on and where may be changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from lockstep.errors import InputError
+from lockstep.placement import Placement
+from lockstep.recipe import Recipe
+from lockstep.run import Run
+from lockstep.settings import load
+
+MAY_CHANGE = ("epochs", "max_steps", "early_stopping")
+CHECKPOINTS = "checkpoints"
+
+
+def resumed(run: Run, words: tuple[str, ...]) -> tuple[Recipe, Placement]:
+    """The recipe and the placement to go on with."""
+    if not any((run.folder / CHECKPOINTS).glob("step-*.json")):
+        raise InputError(
+            f"--resume {run.id}: it has no checkpoint (it was run without --checkpoint-every): start it anew"
+        )
+    spec = run.spec()
+    # The global batch is what makes it the same recipe, also where it was stated per rank.
+    was = msgspec.structs.replace(spec.recipe, batch_per_rank=None)
+    recipe, placement = load([], words, base=flat(msgspec.to_builtins(was)))
+    for key, now in msgspec.to_builtins(recipe).items():
+        before = msgspec.to_builtins(was)[key]
+        if now != before and key not in MAY_CHANGE:
+            raise InputError(
+                f"--resume {run.id}: {key} was {before}; only {', '.join(MAY_CHANGE)} and the placement may change"
+            )
+    # Without a word about the place it goes on where it was, to the last thread; with one, "auto" is worked out afresh.
+    if placement == Placement():
+        placement = spec.placement
+    return recipe, placement
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as the keys that `key=value` takes."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            found |= flat(value, f"{prefix}{key}.")
+        elif value is not None:
+            found[prefix + key] = value
+    return found

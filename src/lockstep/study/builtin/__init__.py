@@ -1,0 +1,40 @@
+"""The studies that come with Lockstep, one TOML file each: every published experiment, and one that measures the machine."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from lockstep.errors import InputError
+from lockstep.study.definition import Study
+from lockstep.study.file import read
+
+HERE = Path(__file__).parent
+# What `published` runs, in the order of the documents' questions.
+ALL = "published"
+OTHER = ("machine",)
+
+
+def names() -> list[str]:
+    """Every built-in study by name."""
+    return sorted(path.stem for path in HERE.glob("*.toml"))
+
+
+def published() -> list[str]:
+    """The published experiments among them."""
+    return [name for name in names() if name not in OTHER]
+
+
+def find(name: str) -> list[Study]:
+    """A study file, a built-in study, or all published ones."""
+    if name == ALL:
+        return [read(HERE / f"{each}.toml") for each in published()]
+    if name in names():
+        return [read(HERE / f"{name}.toml")]
+    path = Path(name)
+    if path.suffix == ".toml" or path.exists():
+        return [read(path)]
+    known = [*names(), ALL]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(known)}; your own is a FILE.toml"
+    raise InputError(f"no study '{name}': {hint}")

@@ -1,0 +1,127 @@
+"""A study on a cluster: its runs are Slurm jobs, many at once, because each has nodes of its own."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from lockstep import launch
+from lockstep.errors import InputError, RunCancelled, RunFailed
+from lockstep.launch import slurm
+from lockstep.launch.slurm_job import LEAVE_S, RECORD, end
+from lockstep.launch.stall import Stalled, StallWatch
+from lockstep.launch.supervise import signals_as_interrupt
+from lockstep.run import Run, Spec, read_json
+from lockstep.study.execute import Session, Step, keep
+from lockstep.study.plan import Item, specified
+
+# Schedulers limit how many jobs a user may have; the others wait here.
+AT_ONCE = 32
+LOOK_S = 2.0
+
+
+@dataclass
+class Job:
+    """One run that the cluster has."""
+
+    item: Item
+    run: Run
+    spec: Spec
+    number: str
+    began: float
+    stall: StallWatch
+    left_since: float | None = field(default=None)
+
+
+def run_jobs(session: Session, items: list[Item]) -> None:
+    """Submit all of them, a few dozen at a time, and wait. Ctrl-C takes back every job that has not ended."""
+    under_way = [job for item in items if (job := _adopt(session, item))]
+    adopted = {job.item.digest for job in under_way}
+    waiting = [item for item in items if item.digest not in adopted]
+    with signals_as_interrupt():
+        try:
+            while waiting or under_way:
+                while waiting and len(under_way) < AT_ONCE:
+                    if job := _submit(session, waiting.pop(0)):
+                        under_way.append(job)
+                under_way = [job for job in under_way if not _ended(session, job)]
+                if under_way:
+                    time.sleep(LOOK_S)
+        except KeyboardInterrupt:
+            for job in under_way:
+                slurm.cancel(job.number)
+            for job in under_way:
+                end(job.number)
+                job.run.write_status("cancelled", cause="stopped by the user")
+            raise RunCancelled(
+                f"stopped; run the same command again to go on with study '{session.folder.name}'"
+            ) from None
+
+
+def _adopt(session: Session, item: Item) -> Job | None:
+    """A job that an earlier call submitted before it was killed."""
+    run = session.jobs.get(item.digest)
+    record = read_json(run.folder / RECORD) if run else None
+    if run is None or record is None:
+        return None
+    spec = run.spec()
+    session.watcher.says(f"Slurm job {record['job']} of cell '{item.cell}' is still under way: it is waited for")
+    return Job(item, run, spec, str(record["job"]), float(record["submitted"]), StallWatch(run, spec))
+
+
+def _submit(session: Session, item: Item) -> Job | None:
+    began = session.clock()
+    session.watcher.begins(_step(session, item))
+    folder, spec = specified(session.planned, item, session.options, session.runs)
+    run = Run.create(folder.parent, spec)
+    early = launch.early_data(folder)
+    if early.exists():
+        early.rename(folder / "data")
+    run.write_status("starting", host=platform.node())
+    try:
+        number = slurm.submit(run, spec)
+    except InputError as error:
+        run.write_status("failed", cause=str(error))
+        _keep(session, item, run, began, {"state": "failed", "cause": str(error)})
+        return None
+    if run.recorded_status()["state"] == "starting":
+        run.write_status("starting", host=platform.node(), job=number)
+    return Job(item, run, spec, number, began, StallWatch(run, spec))
+
+
+def _ended(session: Session, job: Job) -> bool:
+    """Whether the job is over; if so, how it ended is written down."""
+    now, state = time.monotonic(), slurm.state(job.number)
+    done = job.run.recorded_status()["state"] == "done"
+    if state.name == "COMPLETING" or (state.name == "UNREACHABLE" and done):
+        job.left_since = job.left_since or now
+    over = state.ended or (job.left_since is not None and now - job.left_since > LEAVE_S)
+    try:
+        if over:
+            slurm.conclude(job.run, job.number, state)
+        elif state.name == "RUNNING":
+            job.stall.check(now)
+    except Stalled as stalled:
+        end(job.number)
+        job.run.write_status("stalled", cause=stalled.cause, rank=stalled.rank, job=job.number)
+        return _keep(
+            session, job.item, job.run, job.began, {"state": "failed", "cause": f"run stalled: {stalled.cause}"}
+        )
+    except (RunFailed, InputError) as error:
+        return _keep(session, job.item, job.run, job.began, {"state": "failed", "cause": str(error)})
+    return over and _keep(session, job.item, job.run, job.began, {"state": "done", "job": job.number})
+
+
+def _keep(session: Session, item: Item, run: Run, began: float, record: dict[str, Any]) -> bool:
+    shutil.rmtree(run.folder / "data", ignore_errors=True)
+    record |= {"cell": item.cell, "repeat": item.repeat, "seed": item.seed, "digest": item.digest, "run": run.id}
+    keep(session, _step(session, item), {**record, "began": began, "ended": session.clock()})
+    return True
+
+
+def _step(session: Session, item: Item) -> Step:
+    done = sum(state != "to do" for state in session.states.values())
+    return Step(item, done + 1, len(session.planned.items), 0.0)

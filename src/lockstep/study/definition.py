@@ -1,0 +1,143 @@
+"""What a study is: cells to be compared, each a base with some keys changed, and how often each is run."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from lockstep.errors import InputError
+from lockstep.placement import Placement
+from lockstep.recipe import Positive, PositiveFloat, Recipe
+from lockstep.settings import load
+
+Keys = dict[str, Any]
+"""Settings as people write them: dotted recipe and placement keys."""
+
+METRICS = (
+    "seconds",
+    "images_per_second",
+    "accuracy",
+    "memory",
+    "cpu_seconds",
+    "core_seconds",
+    "seconds_to_target",
+    "cost_to_target",
+)
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One published finding about two cells, in a form that can be checked: which of them has more of a metric."""
+
+    text: str
+    metric: str
+    more: str
+    less: str
+    same: bool = False
+    """The finding is that the two do not differ."""
+    ratio: float | None = None
+    """Published value of `more` over that of `less`."""
+    why: str = ""
+    """What to think of where ours differs."""
+
+
+class Published(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a report found: shown beside ours."""
+
+    source: str
+    figures: dict[str, str] = {}
+    """Cell -> its published figures, in words."""
+    claims: list[Claim] = []
+
+
+class Study(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Cells to be compared, each a base with some keys changed, and how often each is run."""
+
+    name: str
+    about: str = ""
+    base: Keys = {}
+    files: list[str] = []
+    """Recipe files below the base."""
+    factors: dict[str, dict[str, Keys]] = {}
+    """Factor -> level -> the keys that this level sets."""
+    cells: dict[str, Keys] = {}
+    repeats: Positive = 5
+    seeds: list[Annotated[int, Meta(ge=0)]] = []
+    """One per repeat, taken in turn; unstated, the recipe's seed and those after it. The same in every cell."""
+    metrics: list[str] = msgspec.field(default_factory=lambda: list(METRICS[:4]))
+    baseline: str | None = None
+    budget_minutes: PositiveFloat | None = None
+    target_accuracy: Annotated[float, Meta(gt=0, le=1)] | None = None
+    published: list[Published] = []
+    quick: Keys = {}
+
+    def all_cells(self) -> dict[str, Keys]:
+        """The grid of the factors, then the single cells: name -> keys over the base."""
+        found: dict[str, Keys] = {}
+        if self.factors:
+            for levels in itertools.product(*(table.items() for table in self.factors.values())):
+                keys: Keys = {}
+                for _, changed in levels:
+                    keys |= changed
+                found[", ".join(name for name, _ in levels)] = keys
+        return {**found, **self.cells} or {"base": {}}
+
+    def settings(self, cell: str, seed: int | None = None) -> tuple[Recipe, Placement]:
+        """The recipe and placement of one cell, not yet resolved."""
+        keys = {**self.base, **self.all_cells()[cell]}
+        if seed is not None:
+            keys["seed"] = seed
+        try:
+            return load([Path(file) for file in self.files], [_word(key, value) for key, value in keys.items()])
+        except InputError as error:
+            raise InputError(f"study '{self.name}', cell '{cell}': {error}") from None
+
+    def seed_of(self, cell: str, repeat: int) -> int:
+        """Repeat 0 and the others of every cell have the same seeds, so that they can be compared pair by pair."""
+        if self.seeds:
+            return self.seeds[repeat % len(self.seeds)]
+        return self.settings(cell)[0].seed + repeat
+
+
+def _word(key: str, value: Any) -> str:
+    return f"{key}={'none' if value is None else json.dumps(value, ensure_ascii=False)}"
+
+
+def check(study: Study) -> Study:
+    """Everything that can be known without a machine: names, metrics, the baseline, and every cell's keys."""
+    if not study.name or any(c in study.name for c in "/\0") or study.name.startswith("."):
+        raise InputError(
+            f"name={study.name!r}: a study's name is one plain word, without '/' and not starting with '.'"
+        )
+    cells = study.all_cells()
+    if study.baseline is not None and study.baseline not in cells:
+        raise InputError(f"baseline={study.baseline}: no such cell; {nearest(study.baseline, cells)}")
+    for metric in study.metrics:
+        if metric not in METRICS:
+            raise InputError(f"metrics: no such metric '{metric}'; {nearest(metric, METRICS)}")
+    for published in study.published:
+        for claim in published.claims:
+            for cell in (claim.more, claim.less):
+                if cell not in cells:
+                    raise InputError(f"published.claims: no such cell '{cell}'; {nearest(cell, cells)}")
+            if claim.metric not in METRICS:
+                raise InputError(f"published.claims: no such metric '{claim.metric}'; {nearest(claim.metric, METRICS)}")
+    for cell, keys in cells.items():
+        if "seed" in keys:
+            raise InputError(
+                f"cell '{cell}' sets seed: seeds are the same in all cells; state seeds = [1, 2, …] instead"
+            )
+        study.settings(cell)
+    return study
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean '{near[0]}'?" if near else f"there are: {'; '.join(names[:12])}"

@@ -1,0 +1,73 @@
+"""How long a study will take: from its own runs, else from earlier runs of the same model, else by a guess that says so."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep import index
+from lockstep.run import runs_root
+from lockstep.study.plan import Cell, Item, Planned
+
+# Images per second of one core, where nothing was measured: 2 cores of an AMD EPYC (Zen 3) virtual machine, rounded down.
+GUESS = {"mnist-convnet": 10_000.0, "tied-conv": 500.0, "cifar-vgg": 100.0}
+GUESS_OTHER = 300.0
+# From the command to the first step and back: interpreter, torch, data, process group.
+START_S = 5.0
+RECENT = 20
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds of one run of a cell, and what that rests on."""
+
+    seconds: float
+    basis: str
+
+
+def of_cells(planned: Planned, records: Sequence[dict[str, Any]], runs: Path | None) -> dict[str, Estimate]:
+    """For every cell that can run here."""
+    walls: dict[str, list[float]] = {}
+    digests = {item.digest: item.cell for item in planned.items}
+    for record in records:
+        if record.get("state") == "done" and record.get("digest") in digests:
+            walls.setdefault(digests[record["digest"]], []).append(record["ended"] - record["began"])
+    rows = [row for row in index.rows(runs_root(runs)) if row["state"] == "done" and row.get("images_per_second")]
+    return {
+        cell.name: Estimate(statistics.median(walls[cell.name]), "its own runs")
+        if cell.name in walls
+        else _other(cell, rows)
+        for cell in planned.cells
+        if cell.plan is not None
+    }
+
+
+def _other(cell: Cell, rows: Sequence[dict[str, Any]]) -> Estimate:
+    assert cell.plan is not None
+    held = cell.placement.ranks * (cell.placement.threads or 1)
+    alike = [row for row in rows if row["model"] == cell.recipe.model and row.get("threads")][-RECENT:]
+    if alike:
+        per_core = statistics.median(row["images_per_second"] / (row["ranks"] * row["threads"]) for row in alike)
+        basis = f"{len(alike)} earlier run(s) of {cell.recipe.model}"
+    else:
+        per_core, basis = GUESS.get(cell.recipe.model, GUESS_OTHER), "a guess"
+    plan = cell.plan
+    share = plan.total_steps / max(1, plan.steps_per_epoch)
+    # Testing is a forward pass: about a third of a training step.
+    images = share * (plan.train_samples + plan.test_samples / 3)
+    return Estimate(START_S + images / (per_core * held), basis)
+
+
+def left(items: Sequence[Item], cells: dict[str, Estimate]) -> float:
+    """Seconds of all these runs, one after the other."""
+    return sum(cells[item.cell].seconds for item in items)
+
+
+def clock(seconds: float) -> str:
+    """For people: 40 s, 12 min, 3.5 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

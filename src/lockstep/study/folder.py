@@ -1,0 +1,125 @@
+"""A study on disk: RUNS/studies/NAME/ with study.json (what is run), log.jsonl (when, and what it cost), and a lock."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import itertools
+import os
+import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lockstep.errors import InputError
+from lockstep.run import append_line, folder_error, read_lines, runs_root, write_atomic
+from lockstep.study.plan import Planned
+
+ROOM = "studies"
+
+
+class StudyFolder:
+    """One study's folder, for writing by whoever runs it and for reading by everyone else."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def of(cls, name: str, runs: Path | None, quick: bool = False, words: tuple[str, ...] = ()) -> StudyFolder:
+        """A variant (--quick, key=value words) has a folder of its own, so that it does not hide the study itself."""
+        suffix = "-quick" if quick else ""
+        if words:
+            suffix += "-" + hashlib.sha256(" ".join(sorted(words)).encode()).hexdigest()[:6]
+        return cls(runs_root(runs) / ROOM / (name + suffix))
+
+    @classmethod
+    def find(cls, name: str, runs: Path | None) -> StudyFolder | None:
+        """By its name, by a path, or 'last'; None where there is no such study."""
+        if (Path(name) / "study.json").is_file():
+            return cls(Path(name))
+        there = list_studies(runs)
+        if name == "last" and there:
+            return max(there, key=lambda study: study.changed)
+        return next((study for study in there if study.name == name), None)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def runs(self) -> Path:
+        """Where its runs are."""
+        return self.path.parent.parent
+
+    @property
+    def changed(self) -> float:
+        return (self.path / "study.json").stat().st_mtime
+
+    def write(self, planned: Planned) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_atomic(self.path / "study.json", msgspec.to_builtins(planned))
+        except OSError as error:
+            raise folder_error(self.path, error) from None
+
+    def read(self) -> Planned:
+        try:
+            return msgspec.json.decode((self.path / "study.json").read_bytes(), type=Planned)
+        except OSError as error:
+            raise InputError(f"study {self.path}: cannot read study.json: {error.strerror}") from None
+        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+            raise InputError(
+                f"study {self.path}: study.json was not written by this version of Lockstep: {error}"
+            ) from None
+
+    def log(self, record: dict[str, Any]) -> None:
+        append_line(self.path / "log.jsonl", record)
+
+    def records(self) -> list[dict[str, Any]]:
+        return list(read_lines(self.path / "log.jsonl"))
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """One process at a time runs a study; the lock goes with the process, however it ends."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = (self.path / "lock").open("a+")
+        except OSError as error:
+            raise folder_error(self.path, error) from None
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                file.seek(0)
+                raise InputError(
+                    f"study '{self.name}' is being run by process {file.read().strip() or 'unknown'}: wait for it, or stop it with Ctrl-C"
+                ) from None
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
+
+
+def list_studies(runs: Path | None) -> list[StudyFolder]:
+    """Every study that was begun here, by name."""
+    room = runs_root(runs) / ROOM
+    try:
+        names = sorted(path.name for path in room.iterdir() if (path / "study.json").is_file())
+    except OSError:
+        return []
+    return [StudyFolder(room / name) for name in names]
+
+
+def overheads(records: list[dict[str, Any]]) -> dict[str, float] | None:
+    """The middle of what was spent around the runs, in seconds, and where."""
+    done = [record for record in records if "start_s" in record]
+    if not done:
+        return None
+    parts = {part: statistics.median(record[part] for record in done) for part in ("prepare_s", "start_s", "finish_s")}
+    gaps = [b["began"] - a["ended"] for a, b in itertools.pairwise(records) if 0 <= b["began"] - a["ended"] < 60]
+    parts["between_s"] = statistics.median(gaps) if gaps else 0.0
+    whole = [record["prepare_s"] + record["start_s"] + record["finish_s"] for record in done]
+    return {"runs": float(len(done)), "overhead_s": statistics.median(whole) + parts["between_s"], **parts}

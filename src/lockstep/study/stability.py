@@ -1,0 +1,92 @@
+"""Whether the machine held still: noisy, drifting, or slow at first; with advice. Judged over all cells of a study together."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# Run to run: below 2 % is quiet, above 5 % small differences drown.
+QUIET, NOISY = 0.02, 0.05
+# Over the whole study: what is worth a word, and how sure one must be of it (Kendall's z: one false alarm in 100).
+DRIFT, DRIFT_Z = 0.03, 2.58
+FIRST_SLOW, FIRST_SPREADS = 0.05, 5.0
+# With fewer runs than this nothing is said of drift and of the first run.
+ENOUGH = 6
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One finished run: its cell, when it began, how long it trained."""
+
+    cell: str
+    began: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Stability:
+    """The verdict, and the figures behind it."""
+
+    verdict: str
+    spread: float | None
+    """Typical deviation of a run from its cell's middle, as a share (1.48 x the median deviation)."""
+    drift: float | None
+    """Change from the first run to the last, as a share, by the median slope."""
+    first: float | None
+    """How much slower the first run was than its cell's middle."""
+    advice: list[str]
+
+
+def judge(runs: Sequence[Timed]) -> Stability:
+    """From every run that finished, in any order."""
+    ordered = sorted((run for run in runs if run.seconds > 0), key=lambda run: run.began)
+    middles = _middles(ordered)
+    rest = [math.log(run.seconds / middles[run.cell]) for run in ordered if run.cell in middles]
+    if len(rest) < 3:
+        return Stability("too few runs to say", None, None, None, ["repeat each cell at least three times"])
+    # With n values a cell, deviations from their own median come out too small.
+    degrees = len(rest) / max(1, len(rest) - len(middles))
+    spread = 1.4826 * statistics.median(abs(value) for value in rest) * math.sqrt(degrees)
+    first = math.expm1(rest[0])
+    drift = _drift(rest) if len(rest) >= ENOUGH else None
+    found, advice = [], []
+    if spread > NOISY:
+        found.append("noisy")
+        advice.append(
+            f"runs of one cell differ by {spread:.1%}: end other programs, keep pin=true, make runs longer, or add repeats"
+        )
+    if drift is not None:
+        found.append("drift")
+        way = "slower" if drift > 0 else "faster"
+        advice.append(
+            f"runs became {abs(drift):.1%} {way} from first to last (heat, other load): comparisons stand, because cells took "
+            "turns; times by themselves do not"
+        )
+    if len(rest) >= ENOUGH and first > max(FIRST_SLOW, FIRST_SPREADS * spread):
+        found.append("first run slow")
+        advice.append(
+            f"the first run took {first:.0%} more than its cell's middle (cold caches, first fetch): start once with --repeats 1, "
+            "or add a repeat"
+        )
+    verdict = ", ".join(found) or ("quiet" if spread <= QUIET else "fair")
+    return Stability(verdict, spread, drift, first, advice)
+
+
+def _middles(runs: Sequence[Timed]) -> dict[str, float]:
+    """The middle of each cell that has more than one run."""
+    cells: dict[str, list[float]] = {}
+    for run in runs:
+        cells.setdefault(run.cell, []).append(run.seconds)
+    return {cell: statistics.median(values) for cell, values in cells.items() if len(values) > 1}
+
+
+def _drift(rest: Sequence[float]) -> float | None:
+    """The change from first to last where there is one: enough to matter, and more than chance makes (Kendall)."""
+    n = len(rest)
+    pairs = [(i, j) for i in range(n) for j in range(i + 1, n)]
+    agreement = sum((rest[j] > rest[i]) - (rest[j] < rest[i]) for i, j in pairs)
+    z = agreement / math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+    change = math.expm1(statistics.median((rest[j] - rest[i]) / (j - i) for i, j in pairs) * (n - 1))
+    return change if abs(z) > DRIFT_Z and abs(change) > DRIFT else None

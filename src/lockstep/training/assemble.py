@@ -1,0 +1,214 @@
+"""One rank's training, put together: data, model, number format, strategy, optimizer, checkpoint, trainer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from lockstep import models
+from lockstep.data import DataSet, open_data
+from lockstep.data.batches import Batches
+from lockstep.errors import InputError
+from lockstep.measure.recorder import Recorder
+from lockstep.models import layers
+from lockstep.parallel import group, strategies, zero
+from lockstep.parallel.ranks import Rank
+from lockstep.parallel.strategies import Strategy
+from lockstep.recipe import Recipe
+from lockstep.run import Run, Spec, append_line
+from lockstep.training import checkpoint, compiling, optimizers
+from lockstep.training.checkpoint import Position
+from lockstep.training.loop import Keep, Trainer
+from lockstep.training.optimizers import Optimizer
+from lockstep.training.precision import Precision
+from lockstep.training.state import whole_state
+from lockstep.training.step import Stepper
+from lockstep.training.stopping import Stopping
+
+# What may change when a run goes on: how long, not what.
+MAY_CHANGE = ("epochs", "max_steps", "early_stopping", "batch_per_rank")
+
+
+@dataclass
+class Assembly:
+    """What a rank trains with."""
+
+    model: nn.Module
+    stepper: Stepper
+    train: Batches
+    trainer: Trainer
+    compile_seconds: float
+
+
+def assemble(run: Run, spec: Spec, rank: Rank, device: torch.device) -> Assembly:
+    """Everything but the training itself. Collective where there are several ranks."""
+    recipe, placement, plan = spec.recipe, spec.placement, spec.plan
+    data, train, test = _data(run, spec, device)
+    precision = Precision(recipe, device)
+    model = _model(recipe, spec, data, device, precision)
+    kept = _kept(run, spec)
+    position = kept["position"] if kept else Position()
+    if kept:
+        _check_recipe(kept["recipe"], recipe)
+        model.load_state_dict(kept["model"])  # before a strategy divides or wraps the weights
+    before = position.steps if kept and kept["from"] != str(run.folder) else _steps_before(run)
+    recorder = Recorder(run, rank.rank, plan.total_steps, device, position.steps - before, before)
+    if rank.world > 1:
+        group.join(placement, rank, run.folder)
+    compile_seconds = compiling.compile_model(model, precision, placement, plan, data, rank) if recipe.compile else 0.0
+    strategy = strategies.build(placement.strategy, model, placement, device)
+    train.keyed = train.keyed or layers.needs_keys(model)
+    optimizer = _optimizer(spec, model, strategy)
+    stepper = Stepper(
+        recipe, strategy, optimizer, train, plan, rank, recorder.clock, recorder.log, precision, position.steps
+    )
+    stopping = Stopping(recipe.early_stopping, kept["stopping"] if kept else None)
+    if kept:
+        _restore(kept, optimizer, precision, strategy, stopping, rank)
+        if rank.is_first and kept["from"] != str(run.folder):
+            _carry_epochs(Path(kept["from"]), run, position)
+    keep = _keeper(run, spec, rank, model, optimizer, precision, strategy)
+    trainer = Trainer(
+        run, spec, rank, model, strategy, stepper, train, test, recorder, precision, stopping, position, keep
+    )
+    return Assembly(model, stepper, train, trainer, compile_seconds)
+
+
+def _data(run: Run, spec: Spec, device: torch.device) -> tuple[DataSet, Batches, Batches]:
+    recipe = spec.recipe
+    channels_last = spec.placement.memory_format == "channels_last"
+    memory_format = torch.channels_last if channels_last else torch.contiguous_format
+    root = Path(spec.options.data_root) if spec.options.data_root else None
+    data = open_data(recipe.data, root, scratch=run.folder / "data", quiet=True)
+    train = Batches(data.train_images, data.train_labels, data, recipe, device, memory_format)
+    test = Batches(data.test_images, data.test_labels, data, recipe, device, memory_format)
+    return data, train, test
+
+
+def _model(recipe: Recipe, spec: Spec, data: DataSet, device: torch.device, precision: Precision) -> nn.Module:
+    model = models.build(recipe)
+    models.check_fits(model, recipe, data.shape, data.classes)
+    channels_last = spec.placement.memory_format == "channels_last"
+    memory_format = torch.channels_last if channels_last else torch.contiguous_format
+    model = precision.prepare(model.to(device=device, memory_format=memory_format))  # type: ignore[call-overload]
+    torch.manual_seed(recipe.seed)
+    return model
+
+
+def _optimizer(spec: Spec, model: nn.Module, strategy: Strategy) -> Optimizer:
+    make = partial(optimizers.build, spec.recipe.optimizer)
+    own: Callable[[Any], Optimizer] | None = getattr(strategy, "optimizer", None)
+    if own is not None:  # a strategy that has divided the weights
+        return own(make)
+    if spec.placement.zero and spec.placement.ranks > 1:
+        return zero.build(make, list(model.parameters()))
+    return make(model.parameters())
+
+
+def _kept(run: Run, spec: Spec) -> dict[str, Any] | None:
+    """The checkpoint to go on from: this run's own after a restart, else that of the run which is resumed."""
+    again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    own = run.folder / checkpoint.FOLDER
+    if again and checkpoint.checkpoints_in(own):
+        return {**checkpoint.load(run.folder), "from": str(run.folder)}
+    if spec.options.resume_from:
+        return {**checkpoint.load(Path(spec.options.resume_from)), "from": spec.options.resume_from}
+    return None
+
+
+def _steps_before(run: Run) -> int:
+    """Steps that were taken before this run's first row: those of the run it was resumed from."""
+    source = run.spec().options.resume_from
+    return int(checkpoint.load(Path(source), lambda text: None)["position"].steps) if source else 0
+
+
+def _check_recipe(kept: dict[str, Any], recipe: Recipe) -> None:
+    now = msgspec.to_builtins(recipe)
+    changed = [key for key in now if key not in MAY_CHANGE and kept.get(key) != now[key]]
+    if changed:
+        key = changed[0]
+        raise InputError(
+            f"--resume: the checkpoint is of another recipe ({key}={kept.get(key)}, now {now[key]}): leave {key} as it was; "
+            "epochs, max_steps, early_stopping and the placement may change"
+        )
+
+
+def _restore(
+    kept: dict[str, Any], optimizer: Optimizer, precision: Precision, strategy: Any, stopping: Stopping, rank: Rank
+) -> None:
+    states = kept["optimizers"]
+    optimizer.load_state(states[rank.rank if len(states) == rank.world else 0])
+    if precision.scale and kept["scale"]:
+        precision.scale.load_state(kept["scale"])
+    if kept["strategy"] and hasattr(strategy, "load_state"):
+        strategy.load_state(kept["strategy"])
+    stopping.load_best_weights(kept["best_weights"])
+    # Ranks beyond those that were there then start from the seed, as they do in a new run.
+    if rank.rank < len(kept["generators"]):
+        torch.set_rng_state(kept["generators"][rank.rank])
+
+
+def _carry_epochs(source: Path, run: Run, position: Position) -> None:
+    """The epochs before the checkpoint belong to this run's curves too."""
+    for record in Run(source).epochs():
+        if record["epoch"] <= position.epoch:
+            append_line(run.folder / "epochs.jsonl", record)
+
+
+def _keeper(
+    run: Run, spec: Spec, rank: Rank, model: nn.Module, optimizer: Optimizer, precision: Precision, strategy: Any
+) -> Keep | None:
+    options = spec.options
+    if not (options.checkpoint_every or options.checkpoint_steps):
+        return None
+    keeper = checkpoint.Keeper(run, options.keep_checkpoints)
+    recipe = msgspec.to_builtins(spec.recipe)
+    own_state: Callable[[], dict[str, Any]] | None = getattr(strategy, "state", None)
+
+    def keep(position: Position, stopping: Stopping, about: dict[str, Any], best: bool) -> None:
+        content = {
+            "recipe": recipe,
+            "model": whole_state(model),
+            "optimizers": _optimizer_states(optimizer, strategy, rank),
+            "scale": precision.scale.state() if precision.scale else {},
+            "strategy": own_state() if own_state else {},
+            "generators": _generators(rank),
+            "stopping": stopping.state(),
+            "best_weights": stopping.best_weights(),
+        }
+        if rank.is_first:
+            keeper.save(content, position, about, best)
+
+    return keep
+
+
+def _optimizer_states(optimizer: Optimizer, strategy: Any, rank: Rank) -> list[dict[str, list[torch.Tensor]]]:
+    """The optimizer's state: one for all ranks, but for strategies whose ranks train alone. Collective."""
+    mine = optimizer.state()
+    if rank.world == 1 or not getattr(strategy, "own_optimizer_state", False):
+        return [mine]
+    every = {key: [_of_every_rank(tensor, rank) for tensor in tensors] for key, tensors in mine.items()}
+    return [{key: [found[r] for found in tensors] for key, tensors in every.items()} for r in range(rank.world)]
+
+
+def _generators(rank: Rank) -> list[torch.Tensor]:
+    """The state of every rank's generator, for models that draw from it. Collective."""
+    return _of_every_rank(torch.get_rng_state(), rank)
+
+
+def _of_every_rank(mine: torch.Tensor, rank: Rank) -> list[torch.Tensor]:
+    if rank.world == 1:
+        return [mine]
+    device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
+    found = [torch.empty(mine.shape, dtype=mine.dtype, device=device) for _ in range(rank.world)]
+    dist.all_gather(found, mine.to(device).contiguous())
+    return [tensor.cpu() for tensor in found]

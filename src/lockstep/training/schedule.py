@@ -1,0 +1,80 @@
+"""The learning rate of every optimizer step: a function of the step's number, the same whatever the world size.
+
+No state: a run that goes on from a checkpoint has the right rate by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from lockstep.placement import Plan
+from lockstep.recipe import Recipe, Schedule
+from lockstep.training.optimizers import Optimizer
+
+# PyTorch's OneCycleLR moves momentum between these.
+LEAST_INERTIA, MOST_INERTIA = 0.85, 0.95
+
+
+def factor(schedule: Schedule, step: int, total: int, per_epoch: int) -> float:
+    """What `optimizer.lr` is multiplied with in step 0, 1, 2, … of `total`."""
+    warm = min(schedule.warmup_steps, total)
+    if step < warm:
+        return (step + 1) / warm
+    return _FACTORS[schedule.name](schedule, step - warm, total - warm, per_epoch)
+
+
+def _step(schedule: Schedule, step: int, total: int, per_epoch: int) -> float:
+    return float(schedule.factor ** (step // per_epoch // schedule.every_epochs))
+
+
+def _cosine(schedule: Schedule, step: int, total: int, per_epoch: int) -> float:
+    return schedule.final + (1 - schedule.final) * (1 + math.cos(math.pi * step / total)) / 2
+
+
+def _onecycle(schedule: Schedule, step: int, total: int, per_epoch: int) -> float:
+    start = 1 / schedule.start_div
+    return _two_phases(schedule, step, total, start, 1.0, start / schedule.final_div)
+
+
+def _two_phases(schedule: Schedule, step: int, total: int, start: float, peak: float, end: float) -> float:
+    """From start to peak and on to end along half cosines, as PyTorch's OneCycleLR divides the run."""
+    turn = max(schedule.peak_at * total - 1, 1e-9)
+    last = max(total - 1, turn + 1e-9)
+    if step <= turn:
+        return _anneal(start, peak, step / turn)
+    return _anneal(peak, end, (step - turn) / (last - turn))
+
+
+def _anneal(start: float, end: float, part: float) -> float:
+    return end + (start - end) / 2 * (math.cos(math.pi * part) + 1)
+
+
+_FACTORS: dict[str, Callable[[Schedule, int, int, int], float]] = {
+    "constant": lambda schedule, step, total, per_epoch: 1.0,
+    "step": _step,
+    "cosine": _cosine,
+    "onecycle": _onecycle,
+}
+
+
+class Pace:
+    """Sets an optimizer's learning rate before each step."""
+
+    def __init__(self, recipe: Recipe, plan: Plan, optimizer: Optimizer) -> None:
+        self._schedule, self._plan, self._optimizer = recipe.schedule, plan, optimizer
+        self._constant = recipe.schedule.name == "constant" and recipe.schedule.warmup_steps == 0
+        self._cycles = recipe.schedule.name == "onecycle" and recipe.schedule.cycle_momentum and optimizer.inertia > 0
+        optimizer.lr = plan.lr
+
+    def set(self, step: int) -> None:
+        """For step 0, 1, 2, … of the whole run."""
+        if self._constant:
+            return
+        schedule, plan = self._schedule, self._plan
+        self._optimizer.lr = plan.lr * factor(schedule, step, plan.total_steps, plan.steps_per_epoch)
+        if self._cycles:
+            warm = min(schedule.warmup_steps, plan.total_steps)
+            self._optimizer.inertia = _two_phases(
+                schedule, max(0, step - warm), plan.total_steps - warm, MOST_INERTIA, LEAST_INERTIA, MOST_INERTIA
+            )

@@ -1,0 +1,292 @@
+"""What a rank of test_strategies.py computes, and the same in one process, written as plainly as possible.
+
+`train` keeps to the contract of `parallel.strategies.Strategy` and nothing else; the references share no code with it
+beyond the model and the samples. `shm_rank.Session` runs `train` in real processes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from lockstep.parallel import strategies, zero
+from lockstep.placement import Ddp, LocalSgd, Placement
+from lockstep.recipe import Optimizer as Settings
+from lockstep.training import optimizers
+
+# Full batches, one that no number of ranks divides, and one that leaves ranks without a sample.
+BATCHES = (12, 12, 7, 12, 1, 12)
+Tensors = list[torch.Tensor]
+
+
+def build_model(statistics: bool = False, seed: int = 5) -> nn.Module:
+    """Seven or nine parameters of very different sizes; with `statistics`, batch norm's buffers."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = nn.Sequential(
+            nn.Conv2d(2, 6, 3, padding=1),
+            *([nn.BatchNorm2d(6)] if statistics else []),
+            nn.Tanh(),
+            nn.Conv2d(6, 4, 3, bias=False),
+            nn.Flatten(),
+            nn.Linear(64, 16),
+            nn.Tanh(),
+            nn.Linear(16, 5),
+        )
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def samples(step: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 + step)
+    images = torch.randn(count, 2, 6, 6, generator=generator)
+    return images, torch.randint(0, 5, (count,), generator=generator)
+
+
+def share(count: int, rank: int, ranks: int) -> slice:
+    """Neighbours in the batch, as evenly as it goes."""
+    return slice(count * rank // ranks, count * (rank + 1) // ranks)
+
+
+def placement(
+    ranks: int, strategy: str, passes: int, ddp: dict[str, Any] | None = None, local: dict[str, Any] | None = None
+) -> Placement:
+    knobs: dict[str, Any] = {"ddp": Ddp(**(ddp or {})), "local_sgd": LocalSgd(**(local or {}))}
+    return Placement(ranks=ranks, strategy=strategy, accumulation=passes, **knobs)
+
+
+def backward(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, weight: float) -> None:
+    functional.cross_entropy(model(images), labels, reduction="sum").backward(torch.tensor(weight))  # type: ignore[no-untyped-call]
+
+
+def gradients_of_step(strategy: Any, step: int, count: int, rank: int, ranks: int, passes: int) -> None:
+    """Forward and backward of this rank's share, in so many passes, and the exchange."""
+    images, labels = samples(step, count)
+    mine = range(count)[share(count, rank, ranks)]
+    parts = [part for part in torch.tensor_split(torch.tensor(list(mine), dtype=torch.int64), passes) if len(part)]
+    for number, part in enumerate(parts or [torch.tensor([0])], 1):
+        weight = strategy.gradient_scale / count if parts else 0.0
+        with nullcontext() if number >= len(parts) else strategy.no_exchange():
+            backward(strategy.model, images[part], labels[part], weight)
+    if strategy.exchange is not None:
+        strategy.exchange()
+
+
+def train(
+    rank: int,
+    ranks: int,
+    strategy: str,
+    settings: dict[str, Any],
+    ddp: dict[str, Any] | None = None,
+    local: dict[str, Any] | None = None,
+    passes: int = 1,
+    batches: Sequence[int] = BATCHES,
+    statistics: bool = False,
+    settle_after: Sequence[int] = (),
+    start: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Weights at the end, and the gradients of every step, on one rank. `start` is the result of the steps before."""
+    model = build_model(statistics)
+    if start:
+        model.load_state_dict(start["weights"])
+    if rank:  # ranks start from other weights unless the strategy sees to it
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.5)
+    made = strategies.build(strategy, model, placement(ranks, strategy, passes, ddp, local), torch.device("cpu"))
+    make: Any = getattr(made, "optimizer", lambda build: build([p for p in model.parameters() if p.requires_grad]))
+    optimizer = make(lambda parameters: optimizers.build(Settings(**settings), parameters))
+    together: Callable[[int, torch.Tensor], torch.Tensor] = getattr(made, "together", lambda index, tensor: tensor)
+    found: list[Tensors] = []
+    after_step, settle = getattr(made, "after_step", None), getattr(made, "settle", None)
+    if start:
+        made.load_state(start["state"])  # type: ignore[attr-defined]
+    for step, count in enumerate(batches, 1 + (start["steps"] if start else 0)):
+        gradients_of_step(made, step, count, rank, ranks, passes)
+        found.append([together(index, p.grad).clone() for index, p in enumerate(optimizer.parameters)])
+        optimizer.step()
+        for parameter in optimizer.parameters:
+            parameter.grad = None
+        if after_step is not None:
+            after_step(step)
+        if step in settle_after and settle is not None:
+            settle()
+    if settle is not None:
+        settle()
+    state = {name: getattr(t, "full_tensor", lambda t=t: t)() for name, t in model.state_dict().items()}
+    state = {name: tensor.detach().contiguous().clone() for name, tensor in state.items()}
+    return {
+        "weights": state,
+        "gradients": [[g.contiguous() for g in step] for step in found],
+        "steps": len(batches),
+        "state": {key: tensor.clone() for key, tensor in made.state().items()} if hasattr(made, "state") else {},
+    }
+
+
+def interrupted(rank: int, ranks: int, **arguments: Any) -> dict[str, Any]:
+    """Four steps; then all is built anew from what a checkpoint keeps, for the rest."""
+    first = train(rank, ranks, batches=BATCHES[:4], **arguments)
+    return train(rank, ranks, batches=BATCHES[4:], start=first, **arguments)
+
+
+def fsdp_parts(rank: int, ranks: int, settings: dict[str, Any]) -> dict[str, Any]:
+    """What a rank keeps, what it puts together, and an evaluation in which ranks do not wait for each other."""
+    model = build_model()
+    made: Any = strategies.build("fsdp", model, placement(ranks, "fsdp", 1), torch.device("cpu"))
+
+    def make() -> Any:
+        return made.optimizer(lambda parameters: optimizers.build(Settings(**settings), parameters))
+
+    optimizer, other = make(), make()
+    for step in (1, 2):
+        gradients_of_step(made, step, 12, rank, ranks, 1)
+        optimizer.step()
+    state = copy.deepcopy(optimizer.state())
+    other.load_state(state)
+    made.settle()
+    with torch.inference_mode():
+        images, labels = samples(9, 8)
+        for _ in range(1 + rank):  # as many as a rank likes: nothing is exchanged
+            loss = float(functional.cross_entropy(model(images), labels))
+    made.restore()
+    gradients_of_step(made, 3, 12, rank, ranks, 1)
+    optimizer.step()
+    kept = sum(parameter.numel() for parameter in optimizer.parameters)
+    made.load_whole(build_model(seed=6).state_dict())
+    loaded = {name: tensor.full_tensor() for name, tensor in model.state_dict().items()}
+    return {"loaded": loaded, "kept": kept, "state": state, "reloaded": other.state(), "evaluated": loss}
+
+
+def count_messages(rank: int, ranks: int, strategy: str, passes: int, **more: Any) -> list[int]:
+    """The collectives of each of four steps, as PyTorch's own profiler sees them leave, whoever called them."""
+    model = build_model()
+    made = strategies.build(strategy, model, placement(ranks, strategy, passes, **more), torch.device("cpu"))
+    counts = []
+    for step in range(1, 5):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            gradients_of_step(made, step, 24, rank, ranks, passes)
+        counts.append(sum(event.count for event in profile.key_averages() if event.key.startswith("c10d::")))
+        for parameter in model.parameters():
+            parameter.grad = None
+    return counts
+
+
+def zero_and_whole(
+    rank: int, ranks: int, settings: dict[str, Any], start: Any = None, change_lr: bool = True
+) -> dict[str, Any]:
+    """Five steps by the divided optimizer and by the undivided one, from the same state, with the same gradients."""
+    result: dict[str, Any] = {}
+    for kind in ("zero", "whole"):
+        model = build_model()
+        parameters = list(model.parameters())
+
+        def make(part: list[nn.Parameter]) -> Any:
+            return optimizers.build(Settings(**settings), part)
+
+        optimizer = zero.build(make, parameters) if kind == "zero" else make(parameters)
+        if start:
+            optimizer.load_state(copy.deepcopy(start))
+        for step in range(5):
+            if step == 3 and change_lr:
+                optimizer.lr = 0.007
+            give_gradients(parameters, step)
+            optimizer.step()
+        state = optimizer.state()
+        result[kind] = {
+            "weights": [p.detach().contiguous() for p in parameters],
+            "state": {key: [tensor.contiguous() for tensor in values] for key, values in state.items()},
+        }
+        if kind == "zero":
+            kept = optimizer.own.state()
+            result["own"] = sum(tensor.numel() for values in kept.values() for tensor in values)
+    return result
+
+
+def give_gradients(parameters: Sequence[nn.Parameter], step: int) -> None:
+    """The same on all ranks, as after an exchange. One parameter has none in the first two steps."""
+    generator = torch.Generator().manual_seed(step)
+    for index, parameter in enumerate(parameters):
+        gradient = torch.randn(parameter.shape, generator=generator)
+        parameter.grad = None if index == 2 and step < 2 else torch.empty_like(parameter).copy_(gradient)
+
+
+def torch_zero(rank: int, ranks: int, lr: float, decay: float) -> Tensors:
+    """The same five steps (without the change of the learning rate) by PyTorch's own ZeroRedundancyOptimizer."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    parameters = list(build_model().parameters())
+    optimizer = ZeroRedundancyOptimizer(parameters, torch.optim.Adam, lr=lr, weight_decay=decay)
+    for step in range(5):
+        give_gradients(parameters, step)
+        optimizer.step()
+    return [parameter.detach().contiguous() for parameter in parameters]
+
+
+def alone(make: Callable[[Any], torch.optim.Optimizer], batches: Sequence[int] = BATCHES) -> dict[str, Any]:
+    """One process: the mean loss of each batch, PyTorch's own optimizer."""
+    model = build_model()
+    optimizer = make(model.parameters())
+    found = []
+    for step, count in enumerate(batches, 1):
+        optimizer.zero_grad()
+        images, labels = samples(step, count)
+        nn.CrossEntropyLoss()(model(images), labels).backward()
+        found.append([p.grad.clone().contiguous() for p in model.parameters() if p.grad is not None])
+        optimizer.step()
+    return {"weights": {k: v.detach().contiguous() for k, v in model.state_dict().items()}, "gradients": found}
+
+
+def local_reference(
+    make: Callable[[Any], torch.optim.Optimizer],
+    ranks: int,
+    every: int,
+    warm_start: int = 0,
+    outer: tuple[float, float] | None = None,
+    batches: Sequence[int] = BATCHES,
+    settle_after: Sequence[int] = (),
+) -> dict[str, torch.Tensor]:
+    """Local SGD, and DiLoCo with `outer`, as a list of models in one process. Rounds end where `settle_after` says, too."""
+    models = [build_model() for _ in range(ranks)]
+    own = [make(model.parameters()) for model in models]
+    anchor = [p.detach().clone() for p in models[0].parameters()]
+    outer_optimizer = None
+    if outer:
+        anchor = [nn.Parameter(tensor) for tensor in anchor]
+        outer_optimizer = torch.optim.SGD(anchor, lr=outer[0], momentum=outer[1], nesterov=outer[1] > 0)
+    since = 0
+    for step, count in enumerate(batches, 1):
+        images, labels = samples(step, count)
+        for rank, (model, optimizer) in enumerate(zip(models, own, strict=True)):
+            optimizer.zero_grad()
+            if step <= warm_start:
+                nn.CrossEntropyLoss()(model(images), labels).backward()
+            else:
+                mine = share(count, rank, ranks)
+                scores = model(images[mine])
+                per_sample = functional.cross_entropy(scores, labels[mine], reduction="none")
+                (per_sample.sum() * ranks / count).backward()
+            optimizer.step()
+        if step == warm_start:
+            for tensor, parameter in zip(anchor, models[0].parameters(), strict=True):
+                tensor.data.copy_(parameter.data)
+        since += step > warm_start
+        if since and (since == every or step in settle_after or step == len(batches)):
+            since = 0
+            with torch.no_grad():
+                for tensor, *parameters in zip(anchor, *(model.parameters() for model in models), strict=True):
+                    mean = torch.stack([p.data for p in parameters]).mean(0)
+                    if outer_optimizer:
+                        tensor.grad = tensor.data - mean
+                    else:
+                        tensor.copy_(mean)
+            if outer_optimizer:
+                outer_optimizer.step()
+            for model in models:
+                for parameter, tensor in zip(model.parameters(), anchor, strict=True):
+                    parameter.data.copy_(tensor.data)
+    return {name: tensor.detach().contiguous() for name, tensor in models[0].state_dict().items()}

@@ -1,0 +1,254 @@
+"""The statistics of studies, against independent references: enumeration, integration, and simulated machines whose truth is known."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import statistics
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from lockstep.study import statistics as ours
+from lockstep.study.stability import Timed, judge
+from lockstep.study.statistics import chance, compare, median_interval
+
+Noise = Callable[[random.Random], float]
+
+
+def machine(body: float, disturbed: float) -> Noise:
+    """Run-to-run noise in logs: a body, and some runs that something slows by 5 % in the mean, now and then far more."""
+
+    def draw(r: random.Random) -> float:
+        return r.gauss(0, body) + (r.expovariate(1 / 0.05) if r.random() < disturbed else 0)
+
+    return draw
+
+
+# A quiet machine: 1 % from run to run, and one run in twenty disturbed.
+QUIET, NOISY = machine(0.01, 0.05), machine(0.04, 0.2)
+
+
+def pairs(r: random.Random, noise: Noise, n: int, planted: float = 0.0) -> tuple[list[float], list[float]]:
+    """Two cells that took turns on a machine that became 6 % slower meanwhile."""
+    drift = [0.06 * block / n for block in range(n)]
+    return (
+        [math.exp(level + noise(r)) * (1 + planted) for level in drift],
+        [math.exp(level + noise(r)) for level in drift],
+    )
+
+
+# ---------------------------------------------------------------- the parts
+
+
+@pytest.mark.parametrize("level", [0.95, 0.98])
+def test_students_t_is_what_integration_of_its_density_gives(level: float) -> None:
+    for degrees, value in enumerate(ours._T[level], start=1):
+        scale = math.gamma((degrees + 1) / 2) / math.sqrt(degrees * math.pi) / math.gamma(degrees / 2)
+        x = np.linspace(-value, value, 400_001)
+        density = scale * (1 + x * x / degrees) ** (-(degrees + 1) / 2)
+        assert float(np.trapezoid(density, x)) == pytest.approx(level, abs=5e-5), degrees
+
+
+def test_the_chance_is_what_all_exchanges_give() -> None:
+    r = random.Random(1)
+    for _ in range(40):
+        places = [r.randint(-9, 9) for _ in range(r.randint(1, 9))]
+        sums = [
+            sum(sign * p for sign, p in zip(signs, places, strict=True))
+            for signs in itertools.product((1, -1), repeat=len(places))
+        ]
+        counted = sum(abs(each) >= abs(sum(places)) for each in sums) / len(sums)
+        assert chance(places) == pytest.approx(min(1.0, counted)), places
+
+
+def test_above_the_exact_range_the_normal_distribution_agrees_with_the_exact_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    r = random.Random(2)
+    places = [r.randint(-30, 40) for _ in range(20)]
+    exact = chance(places)
+    monkeypatch.setattr(ours, "EXACT_UP_TO", 19)
+    assert chance(places) == pytest.approx(exact, abs=0.02)
+
+
+def enumerated(a: np.ndarray, b: np.ndarray, levels: np.ndarray, shift: float) -> float:
+    """The test from scratch: rank all runs together, then exchange the pairs in every possible way."""
+    values = np.concatenate([a - levels - shift, b - levels])
+    ranks = np.array([(values < each).sum() + (values <= each).sum() for each in values])
+    mine, theirs = ranks[: len(a)], ranks[len(a) :]
+    swaps = np.array(list(itertools.product((False, True), repeat=len(a))))
+    sums = np.where(swaps, theirs - mine, mine - theirs).sum(axis=1)
+    return float(np.mean(np.abs(sums) >= abs((mine - theirs).sum())))
+
+
+@pytest.mark.parametrize("kind", ["time", "accuracy"])
+def test_the_interval_ends_where_the_enumerated_test_says_so(kind: ours.Kind) -> None:
+    r = random.Random(3)
+    for n in (7, 9, 10):
+        a, b = (np.array([r.gauss(middle, 0.01) for _ in range(n)]) for middle in (0.01, 0.0))
+        middles = (a + b) / 2
+        # Times: the level of five neighbouring blocks. Accuracies: that of the pair itself.
+        near = (
+            [middles[max(0, i - 2) : i + 3] for i in range(n)]
+            if kind == "time"
+            else [middles[i : i + 1] for i in range(n)]
+        )
+        levels = np.array([np.median(each) for each in near])
+        found = compare(list(np.exp(a)), list(np.exp(b)), "time") if kind == "time" else compare(list(a), list(b), kind)
+        assert found.low is not None
+        assert found.high is not None
+        low, high = (math.log(found.low), math.log(found.high)) if kind == "time" else (found.low, found.high)
+        for inside, outside in ((low + 1e-6, low - 1e-6), (high - 1e-6, high + 1e-6)):
+            assert enumerated(a, b, levels, inside) > 0.02
+            assert enumerated(a, b, levels, outside) <= 0.02
+
+
+def test_the_interval_of_a_median_is_the_binomial_one() -> None:
+    six = median_interval([3, 1, 2, 6, 5, 4])
+    assert six is not None
+    assert (six.low, six.high, six.how) == (1, 6, "exact"), "1 - 2/2^6 = 96.9 %"
+    ten = median_interval(list(range(10)))
+    assert ten is not None
+    assert (ten.low, ten.high) == (1, 8), "97.9 % between the second and the ninth"
+    assert median_interval([1.0]) is None
+
+
+def test_intervals_of_a_cell_cover_and_the_bootstrap_would_not() -> None:
+    """The middle of a quiet machine's runs, 400 times; the bootstrap is numpy's, not ours."""
+    r, rng, truth = (
+        random.Random(4),
+        np.random.default_rng(4),
+        statistics.median(math.exp(QUIET(random.Random(k))) for k in range(20_001)),
+    )
+    for n, least in ((3, 0.93), (5, 0.93), (6, 0.93), (10, 0.95)):
+        covered = booted = 0
+        for _ in range(400):
+            values = [math.exp(QUIET(r)) for _ in range(n)]
+            interval = median_interval(values, log=True)
+            assert interval is not None
+            covered += interval.low <= truth <= interval.high
+            medians = np.median(np.array(values)[rng.integers(n, size=(400, n))], axis=1)
+            low, high = np.quantile(medians, [0.025, 0.975])
+            booted += low <= truth <= high
+        assert covered / 400 >= least, n
+        if n == 3:
+            assert booted / 400 < 0.85, "why the bootstrap is not used"
+
+
+# ---------------------------------------------------------------- verdicts
+
+
+@pytest.mark.parametrize("noise", [QUIET, NOISY], ids=["quiet", "noisy"])
+def test_a_difference_of_nothing_is_significant_in_at_most_one_trial_of_twenty(noise: Noise) -> None:
+    r = random.Random(5)
+    wrong = [compare(*pairs(r, noise, 10), "time").verdict in ("faster", "slower") for _ in range(300)]
+    assert sum(wrong[:100]) <= 5
+    assert sum(wrong) <= 12, "2 % are meant: 12 or more of 300 happen once in 70 times"
+
+
+def test_few_repeats_do_not_make_it_sure_of_itself() -> None:
+    r = random.Random(6)
+    for n in (2, 3, 4, 5, 6, 7, 8):
+        wrong = sum(compare(*pairs(r, QUIET, n), "time").verdict in ("faster", "slower") for _ in range(300))
+        assert wrong <= 15, f"{wrong} of 300 with n={n}"
+
+
+def test_a_planted_three_per_cent_is_found_with_ten_repeats_on_a_quiet_machine() -> None:
+    r = random.Random(7)
+    found = [compare(*pairs(r, QUIET, 10, planted=0.03), "time") for _ in range(100)]
+    assert sum(each.verdict == "slower" for each in found) >= 90
+    assert sum(each.verdict == "faster" for each in found) == 0
+    covered = sum(each.low is not None and each.high is not None and each.low <= 1.03 <= each.high for each in found)
+    assert covered >= 94
+    assert statistics.median(each.effect or 0 for each in found) == pytest.approx(1.03, abs=0.004)
+
+
+def test_a_noisy_machine_does_not_find_it_and_says_how_many_more_repeats_would() -> None:
+    r = random.Random(8)
+    found = [compare(*pairs(r, NOISY, 5, planted=0.08), "time") for _ in range(60)]
+    unsettled = [each for each in found if each.verdict == "not significant"]
+    assert len(unsettled) > 30
+    asked = [each.more for each in unsettled if each.more]
+    assert len(asked) == len(unsettled)
+    enough = 5 + round(statistics.median(asked))
+    later = [compare(*pairs(r, NOISY, enough, planted=0.08), "time").settled for _ in range(40)]
+    assert sum(later) >= 24, f"with {enough} repeats, as it said"
+
+
+def test_alike_within_two_per_cent_is_said_to_be_the_same() -> None:
+    r = random.Random(9)
+    tight = machine(0.002, 0.0)
+    assert compare(*pairs(r, tight, 10), "time").verdict == "the same"
+    assert compare([0.97] * 8, [0.97] * 8, "accuracy").verdict == "the same"
+
+
+def test_what_cannot_be_known_is_not_said() -> None:
+    assert compare([], [], "time").verdict == "too few"
+    assert compare([1.0], [2.0], "time").verdict == "too few"
+    three = compare([0.96] * 3, [0.95] * 3, "accuracy")
+    assert three.verdict == "not significant", "three equal steps on a grid may be chance"
+    assert compare([0.96] * 8, [0.95] * 8, "accuracy").verdict == "better", "eight are not"
+
+
+def test_what_a_seed_does_to_both_is_not_noise() -> None:
+    """Accuracies differ by 0.5 points from seed to seed and by 0.1 between cells of one seed: 0.3 points show in pairs."""
+    r = random.Random(10)
+    seeds = [r.gauss(0.97, 0.005) for _ in range(10)]
+    a = [s + 0.003 + r.gauss(0, 0.001) for s in seeds]
+    b = [s + r.gauss(0, 0.001) for s in seeds]
+    assert compare(a, b, "accuracy").verdict == "better"
+    assert compare(b, a, "accuracy").verdict == "worse"
+
+
+def test_words_follow_the_metric() -> None:
+    up, down = [2.0 + 0.01 * k for k in range(8)], [1.0 + 0.01 * k for k in range(8)]
+    assert compare(up, down, "time").verdict == "slower"
+    assert compare(up, down, "rate").verdict == "faster"
+    assert compare(up, down, "size").verdict == "higher"
+    ratio = compare(up, down, "time")
+    assert ratio.effect == pytest.approx(1.96, abs=0.03)
+
+
+# ---------------------------------------------------------------- stability
+
+
+def series(
+    r: random.Random, noise: Noise, cells: int = 3, repeats: int = 5, drift: float = 0.0, first: float = 0.0
+) -> list[Timed]:
+    total = cells * repeats
+    return [
+        Timed(
+            f"cell {k % cells}",
+            float(k),
+            (10 + k % cells) * math.exp(noise(r) + drift * k / total) * (1 + (first if k == 0 else 0)),
+        )
+        for k in range(total)
+    ]
+
+
+def test_a_quiet_machine_is_called_quiet_and_gives_no_false_alarm() -> None:
+    r = random.Random(11)
+    verdicts = [judge(series(r, machine(0.008, 0.05))).verdict for _ in range(200)]
+    assert verdicts.count("quiet") >= 185, {each: verdicts.count(each) for each in set(verdicts)}
+
+
+@pytest.mark.parametrize(
+    ("noise", "drift", "first", "verdict", "advice"),
+    [
+        (machine(0.1, 0.3), 0.0, 0.0, "noisy", "add repeats"),
+        (machine(0.005, 0.0), 0.1, 0.0, "drift", "comparisons stand"),
+        (machine(0.005, 0.0), 0.0, 0.4, "first run slow", "cold caches"),
+    ],
+)
+def test_trouble_is_named_with_advice(noise: Noise, drift: float, first: float, verdict: str, advice: str) -> None:
+    r = random.Random(12)
+    found = [judge(series(r, noise, drift=drift, first=first)) for _ in range(40)]
+    assert sum(verdict in each.verdict for each in found) >= 36
+    assert any(advice in text for text in next(each for each in found if verdict in each.verdict).advice)
+
+
+def test_too_few_runs_say_nothing() -> None:
+    assert judge([Timed("a", 0, 1.0), Timed("b", 1, 2.0)]).verdict == "too few runs to say"

@@ -1,0 +1,405 @@
+"""Every strategy in real processes, against plain loops in this one (strategy_rank.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+import strategy_rank as reference
+from lockstep import models
+from lockstep.data import open_data
+from lockstep.data.batches import sample_order
+from lockstep.errors import InputError
+from lockstep.parallel import dp, strategies, zero
+from lockstep.placement import STRATEGIES, Placement, changes_mathematics
+from lockstep.settings import load
+from lockstep.verify import GRADIENT_TOLERANCE
+from shm_rank import Session
+from support import SHORT, Cli
+
+ADAM: dict[str, Any] = {"name": "adam", "lr": 0.01, "weight_decay": 0.01}
+SGD: dict[str, Any] = {"name": "sgd", "lr": 0.1}
+MOMENTUM: dict[str, Any] = {"name": "sgd", "lr": 0.05, "momentum": 0.9, "nesterov": True}
+TORCH: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adam": partial(torch.optim.Adam, lr=0.01, weight_decay=0.01),
+    "sgd": partial(torch.optim.SGD, lr=0.1),
+    "momentum": partial(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True),
+}
+EXACT: dict[str, dict[str, Any]] = {
+    "ddp": {"strategy": "ddp"},
+    "ddp, small buckets": {"strategy": "ddp", "ddp": {"bucket_mb": 0.001}},
+    "ddp, static graph": {"strategy": "ddp", "ddp": {"static_graph": True}},
+    "ddp, gradients copied": {"strategy": "ddp", "ddp": {"bucket_view": False}},
+    "flat": {"strategy": "flat"},
+    "naive": {"strategy": "naive"},
+    "fsdp": {"strategy": "fsdp"},
+}
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    """Two and three ranks that stay for all tests of this file."""
+    count: int = request.param
+    opened = Session(tmp_path_factory.mktemp("strategies"), count, hosts="a" * count, backend="gloo", timeout=60)
+    try:
+        yield opened
+        assert opened.close() == [0] * count, "every rank leaves in order"
+    finally:
+        opened.kill()
+
+
+def run(session: Session, function: str, **arguments: Any) -> list[Any]:
+    code = f"import strategy_rank; result = strategy_rank.{function}(rank, ranks, **arguments)"
+    return session.run(code, arguments=arguments)
+
+
+def distance(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
+    """The largest difference of any entry, relative to the largest entry of its tensor."""
+    assert [tensor.shape for tensor in found] == [tensor.shape for tensor in expected]
+    return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, expected, strict=True))
+
+
+def weights(result: dict[str, Any]) -> list[torch.Tensor]:
+    return list(result["weights"].values())
+
+
+def together(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """The one result of ranks that must agree bit for bit."""
+    first = results[0]
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(weights(first), weights(other), strict=True)), "ranks differ"
+    return first
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+@pytest.mark.parametrize("name", EXACT)
+def test_equal_to_one_process(ranks: Session, name: str, passes: int) -> None:
+    """Gradients of every batch, partial ones and one with empty shares among them, and the weights at the end."""
+    assert changes_mathematics(Placement(ranks=2, strategy=EXACT[name]["strategy"])) is None
+    found = together(run(ranks, "train", settings=ADAM, passes=passes, **EXACT[name]))
+    expected = reference.alone(TORCH["adam"])
+    for number, (mine, theirs) in enumerate(zip(found["gradients"], expected["gradients"], strict=True)):
+        # Later steps start from weights that differ by rounding already.
+        assert distance(mine, theirs) < GRADIENT_TOLERANCE * (1 if number == 0 else 10), f"step {number + 1}"
+    assert distance(weights(found), list(expected["weights"].values())) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "messages"), [("ddp", 1), ("ddp, small buckets", None), ("flat", 1), ("naive", 7)], ids=str
+)
+def test_accumulation_sends_nothing_on_the_way(ranks: Session, name: str, messages: int | None) -> None:
+    """Counted by PyTorch's profiler: four passes send what one does. DDP settles its buckets before the second step."""
+    one, four = (run(ranks, "count_messages", passes=passes, **EXACT[name])[0] for passes in (1, 4))
+    assert one == four
+    assert one[-1] == messages if messages else one[-1] > 1
+
+
+def test_a_static_graph_exchanges_once_more_and_never_again(ranks: Session) -> None:
+    """DDP cannot learn the graph from a backward that exchanges nothing."""
+    static = EXACT["ddp, static graph"]
+    one, four = (run(ranks, "count_messages", passes=passes, **static)[0] for passes in (1, 4))
+    assert four[0] == one[0] + 1
+    assert four[-1] == one[-1] == 1
+
+
+def test_fsdp_gathers_weights_once_for_all_passes_of_a_step(ranks: Session) -> None:
+    """Four units (layers with weights): gathered for forward and again for backward, gradients reduced once; with
+    accumulation gathered once."""
+    one, four = (run(ranks, "count_messages", passes=passes, strategy="fsdp")[0] for passes in (1, 4))
+    assert (one[-1], four[-1]) == (4 * 3, 4 * 2)
+
+
+@pytest.mark.parametrize(("hook", "tolerance"), [("fp16", 2e-3), ("bf16", 1.6e-2)])
+def test_compressing_hooks_round_and_nothing_else(ranks: Session, hook: str, tolerance: float) -> None:
+    """Within the rounding of the format (2^-11, 2^-8 for each of a few operations), and not equal: it was really used."""
+    assert changes_mathematics(Placement(ranks=2, strategy="ddp", ddp=reference.Ddp(hook=hook))) is not None  # type: ignore[arg-type]
+    found = together(run(ranks, "train", settings=SGD, strategy="ddp", ddp={"hook": hook}))
+    exact = reference.alone(TORCH["sgd"])
+    assert 1e-5 < distance(found["gradients"][0], exact["gradients"][0]) < tolerance
+
+
+def test_powersgd_of_high_rank_is_exact(ranks: Session) -> None:
+    """Where compressing would save nothing, PyTorch's hook sends the gradient as it is."""
+    found = together(run(ranks, "train", settings=SGD, strategy="ddp", ddp={"hook": "powersgd", "powersgd_rank": 64}))
+    exact = reference.alone(TORCH["sgd"])
+    assert distance(found["gradients"][-1], exact["gradients"][-1]) < 10 * GRADIENT_TOLERANCE
+
+
+def test_powersgd_sends_a_matrix_of_that_rank_and_keeps_the_rest_for_later(ranks: Session) -> None:
+    """The linear layer's gradient has the stated rank from the third step on. What is left out is not lost: the sum of what was
+    applied comes closer to the true sum than the best matrices of that rank could, if each step forgot what it left out."""
+    steps = 30
+    arguments: dict[str, Any] = {"settings": {"name": "sgd", "lr": 1e-6}, "batches": [12] * steps}
+    found = together(run(ranks, "train", strategy="ddp", ddp={"hook": "powersgd", "powersgd_rank": 2}, **arguments))
+    exact = reference.alone(partial(torch.optim.SGD, lr=1e-6), [12] * steps)
+    layer = next(i for i, g in enumerate(exact["gradients"][0]) if g.shape == (16, 64))
+    mine, theirs = ([step[layer].double() for step in source["gradients"]] for source in (found, exact))
+    assert all(distance([mine[step]], [theirs[step]]) < GRADIENT_TOLERANCE for step in (0, 1))
+    mine, theirs = mine[2:], theirs[2:]
+    assert {int((torch.linalg.svdvals(matrix) > 1e-6 * matrix.norm()).sum()) for matrix in mine} == {2}
+    applied, wanted, forgetful = (
+        torch.stack(matrices).sum(0) for matrices in (mine, theirs, [best_of_rank(matrix, 2) for matrix in theirs])
+    )
+    assert (applied - wanted).norm() < 0.6 * (forgetful - wanted).norm()
+
+
+def best_of_rank(matrix: torch.Tensor, rank: int) -> torch.Tensor:
+    u, s, v = torch.linalg.svd(matrix, full_matrices=False)
+    return u[:, :rank] * s[:rank] @ v[:rank]
+
+
+@pytest.mark.parametrize(("settings", "name"), [(SGD, "sgd"), (ADAM, "adam"), (MOMENTUM, "momentum")], ids=str)
+@pytest.mark.parametrize("local", [{"every": 2}, {"every": 3, "warm_start": 2}, {"every": 100}], ids=str)
+def test_local_sgd_equals_models_in_one_process(
+    ranks: Session, settings: dict[str, Any], name: str, local: dict[str, int]
+) -> None:
+    found = together(run(ranks, "train", settings=settings, strategy="local-sgd", local=local, settle_after=[5]))
+    expected = reference.local_reference(TORCH[name], len(ranks.ranks), settle_after=[5], **local)
+    assert distance(weights(found), list(expected.values())) < 1e-4
+
+
+@pytest.mark.parametrize(
+    "local", [{"every": 2}, {"every": 2, "warm_start": 1, "outer_lr": 0.5, "outer_momentum": 0.6}], ids=str
+)
+def test_diloco_equals_models_and_an_outer_optimizer_in_one_process(ranks: Session, local: dict[str, Any]) -> None:
+    found = together(run(ranks, "train", settings=ADAM, strategy="diloco", local=local))
+    outer = (local.get("outer_lr", 0.7), local.get("outer_momentum", 0.9))
+    expected = reference.local_reference(
+        TORCH["adam"], len(ranks.ranks), local["every"], local.get("warm_start", 0), outer
+    )
+    assert distance(weights(found), list(expected.values())) < 1e-4
+
+
+def test_local_sgd_that_averages_every_step_is_ddp(ranks: Session) -> None:
+    """With plain SGD, partial batches and empty shares included; so it is one process, too."""
+    found = together(run(ranks, "train", settings=SGD, strategy="local-sgd", local={"every": 1}))
+    ddp = together(run(ranks, "train", settings=SGD, strategy="ddp"))
+    assert distance(weights(found), weights(ddp)) < 1e-5
+    assert distance(weights(found), list(reference.alone(TORCH["sgd"])["weights"].values())) < 1e-5
+
+
+def test_diloco_with_a_plain_outer_step_is_local_sgd(ranks: Session) -> None:
+    local = {"every": 2, "outer_lr": 1.0, "outer_momentum": 0.0}
+    one = together(run(ranks, "train", settings=ADAM, strategy="diloco", local=local))
+    other = together(run(ranks, "train", settings=ADAM, strategy="local-sgd", local={"every": 2}))
+    assert distance(weights(one), weights(other)) < 1e-5
+    really = together(run(ranks, "train", settings=ADAM, strategy="diloco", local={"every": 2}))
+    assert distance(weights(really), weights(other)) > 1e-3, "the outer optimizer does something otherwise"
+
+
+def test_local_steps_send_nothing(ranks: Session) -> None:
+    assert run(ranks, "count_messages", strategy="local-sgd", passes=1)[0] == [0] * 4
+    assert run(ranks, "count_messages", strategy="local-sgd", passes=1, local={"warm_start": 5})[0] == [1] * 4
+
+
+def test_statistics_are_averaged_with_the_weights(ranks: Session) -> None:
+    """Batch norm's running means: the mean of the ranks' own, after rounds of two steps of even batches."""
+    arguments: dict[str, Any] = {"settings": SGD, "batches": [12, 12], "statistics": True}
+    found = together(run(ranks, "train", strategy="local-sgd", local={"every": 2}, **arguments))
+    count = len(ranks.ranks)
+    means = []
+    for rank in range(count):
+        model = reference.build_model(statistics=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in (1, 2):
+            images, labels = (part[reference.share(12, rank, count)] for part in reference.samples(step, 12))
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+        means.append(model.state_dict()["1.running_mean"])
+    assert distance([found["weights"]["1.running_mean"]], [torch.stack(means).mean(0)]) < 1e-4
+    assert int(found["weights"]["1.num_batches_tracked"]) == 2
+
+
+@pytest.mark.parametrize("strategy", ["local-sgd", "diloco"])
+def test_what_they_keep_is_enough_to_go_on(ranks: Session, strategy: str) -> None:
+    found = run(ranks, "interrupted", strategy=strategy, local={"every": 2, "warm_start": 1}, settings=SGD)
+    whole = run(
+        ranks,
+        "train",
+        strategy=strategy,
+        local={"every": 2, "warm_start": 1},
+        settings=SGD,
+        settle_after=[4],
+    )
+    assert all(torch.equal(a, b) for a, b in zip(weights(together(found)), weights(together(whole)), strict=True))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [ADAM, {**ADAM, "name": "adamw"}, SGD, MOMENTUM, {"name": "rmsprop", "lr": 0.01, "momentum": 0.5}],
+    ids=lambda settings: f"{settings['name']}{settings.get('momentum', '')}",
+)
+def test_zero_has_the_bits_of_the_undivided_optimizer(ranks: Session, settings: dict[str, Any]) -> None:
+    results = run(ranks, "zero_and_whole", settings=settings)
+    for result in results:
+        same_tensors(result["zero"]["weights"], result["whole"]["weights"])
+        same_state(result["zero"]["state"], result["whole"]["state"])
+    total = sum(tensor.numel() for key, values in results[0]["whole"]["state"].items() for tensor in values)
+    assert sum(result["own"] for result in results) == total, "all parts together are the whole state"
+    assert max(result["own"] for result in results) < 0.75 * total or total == 0
+
+
+def test_zero_goes_on_from_any_number_of_ranks(ranks: Session) -> None:
+    """A state that one undivided optimizer made, taken over by each rank's part."""
+    start = reference.zero_and_whole(0, 1, MOMENTUM)["whole"]["state"]
+    for result in run(ranks, "zero_and_whole", settings=MOMENTUM, start=start):
+        same_tensors(result["zero"]["weights"], result["whole"]["weights"])
+        same_state(result["zero"]["state"], result["whole"]["state"])
+
+
+def test_zero_equals_torchs_own(ranks: Session) -> None:
+    theirs = run(ranks, "torch_zero", lr=0.01, decay=0.01)
+    ours = run(ranks, "zero_and_whole", settings=ADAM, change_lr=False)
+    for one, other in zip(ours, theirs, strict=True):
+        assert distance(one["zero"]["weights"], other) < 1e-5
+
+
+def test_zero_divides_as_torch_does() -> None:
+    """The largest first, to whoever has least: by hand for seven sizes and three ranks."""
+    assert zero.divide([10, 50, 20, 40, 5, 30, 1], 3) == [1, 0, 2, 1, 0, 2, 1]
+    assert zero.divide([3], 2) == [0]
+
+
+def same_tensors(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    assert len(found) == len(expected)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def same_state(found: dict[str, list[torch.Tensor]], expected: dict[str, list[torch.Tensor]]) -> None:
+    assert set(found) == set(expected)
+    for key in expected:
+        same_tensors(found[key], expected[key])
+
+
+def test_fsdp_keeps_a_part_and_gives_back_the_whole(ranks: Session) -> None:
+    count = len(ranks.ranks)
+    results = run(ranks, "fsdp_parts", settings=ADAM)
+    whole = sum(parameter.numel() for parameter in reference.build_model().parameters())
+    assert sum(result["kept"] for result in results) == whole
+    assert max(result["kept"] for result in results) < 1.5 * whole / count
+    for result in results:
+        assert result["evaluated"] == pytest.approx(results[0]["evaluated"], abs=0), "ranks evaluate alone, alike"
+        same_state(result["state"], results[0]["state"])
+        same_state(result["reloaded"], results[0]["state"])
+        expected = reference.build_model(seed=6).state_dict()
+        same_tensors(list(result["loaded"].values()), list(expected.values()))
+    means = results[0]["state"]["means"]
+    assert [tuple(mean.shape) for mean in means] == [tuple(p.shape) for p in reference.build_model().parameters()]
+
+
+@pytest.mark.parametrize("strategy", ["local-sgd", "diloco", "flat", "naive"])
+def test_one_rank_is_one_process(strategy: str) -> None:
+    """Nothing to exchange, and DiLoCo's outer optimizer does not come between: `changes_mathematics` says so."""
+    found = reference.train(0, 1, strategy, SGD)
+    expected = reference.alone(TORCH["sgd"])
+    assert distance(weights(found), list(expected["weights"].values())) < 1e-6
+    assert changes_mathematics(Placement(ranks=1, strategy=strategy)) is None
+
+
+def build(strategy: str, **settings: Any) -> strategies.Strategy:
+    return strategies.build(
+        strategy, reference.build_model(), Placement(strategy=strategy, **settings), torch.device("cpu")
+    )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "settings", "words"),
+    [
+        ("dp", {}, ("strategy=dp", "CPU", "strategy=ddp")),
+        ("fsdp", {}, ("strategy=fsdp", "ranks=2")),
+        ("ddp", {}, ("strategy=ddp", "ranks=2")),
+        ("local-sgd", {"ranks": 2, "zero": True}, ("zero=true", "strategy=local-sgd", "strategy=ddp")),
+        ("diloco", {"ranks": 2, "zero": True}, ("zero=true", "strategy=diloco")),
+        ("fsdp", {"ranks": 2, "zero": True}, ("zero=true", "strategy=fsdp", "already")),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(
+    strategy: str, settings: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(InputError) as caught:
+        build(strategy, **settings)
+    assert all(word in str(caught.value) for word in words)
+    assert "\n" not in str(caught.value)
+
+
+def test_dp_is_one_process_with_several_gpus() -> None:
+    """The rules, without the GPUs that this machine does not have."""
+    dp.check(Placement(strategy="dp"), "cuda", 2)
+    with pytest.raises(InputError, match="ranks=2"):
+        dp.check(Placement(strategy="dp", ranks=2), "cuda", 2)
+    with pytest.raises(InputError, match="several GPUs"):
+        dp.check(Placement(strategy="dp"), "cuda", 1)
+
+
+def test_every_name_is_a_strategy() -> None:
+    assert set(strategies.STRATEGIES) == set(STRATEGIES)
+
+
+LOCAL_RUN = ("strategy=local-sgd", "local_sgd.every=4", "local_sgd.warm_start=3")
+TWO = ("ranks=2", "threads=1")
+
+
+def weights_of(document: dict[str, Any]) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = torch.load(Path(document["run"]) / "model.pt", weights_only=True)
+    return found
+
+
+def test_a_whole_run_with_local_sgd_equals_a_plain_loop(module_cli: Cli) -> None:
+    """Two models that go over the recipe's own batches; every epoch of 15 steps ends a round, since it is evaluated."""
+    document = module_cli.run(*SHORT, *TWO, *LOCAL_RUN, "optimizer.name=sgd", "optimizer.lr=0.1")
+    assert document["ranks_agree"]
+    recipe = load([], SHORT)[0]
+    data = open_data("embedded", quiet=True)
+    pair = [models.build(recipe), models.build(recipe)]
+    taken = since = 0
+    for epoch in (1, 2):
+        order = sample_order(recipe, epoch, 703).tolist()
+        for first in range(0, 703, 48):
+            chosen = order[first : first + 48]
+            shares = [chosen[: len(chosen) // 2], chosen[len(chosen) // 2 :]]
+            taken += 1
+            for model, share in zip(pair, shares if taken > 3 else [chosen, chosen], strict=True):
+                images = torch.stack([(torch.tensor(data.train_images[i]).float() / 255 - 0.5) / 0.5 for i in share])
+                labels = torch.tensor([int(data.train_labels[i]) for i in share])
+                loss = functional.cross_entropy(model(images), labels, reduction="sum")
+                loss = loss * (2 if taken > 3 else 1) / len(chosen)
+                gradients = torch.autograd.grad(loss, list(model.parameters()))
+                with torch.no_grad():
+                    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                        parameter -= 0.1 * gradient
+            since += taken > 3
+            if since == 4 or len(chosen) < 48:
+                since = 0
+                with torch.no_grad():
+                    for one, other in zip(pair[0].parameters(), pair[1].parameters(), strict=True):
+                        one.copy_((one + other) / 2)
+                        other.copy_(one)
+    expected = pair[0].state_dict()
+    found = weights_of(document)
+    assert distance([found[name] for name in expected], list(expected.values())) < 1e-3
+
+
+def test_a_whole_run_with_zero_ends_with_the_same_bits(module_cli: Cli) -> None:
+    with_zero, without = (module_cli.run(*SHORT, *TWO, f"zero={word}") for word in ("true", "false"))
+    assert with_zero["weights_sha256"] == without["weights_sha256"]
+    assert with_zero["ranks_agree"]
+
+
+def test_a_whole_run_with_fsdp_learns_what_one_process_does(module_cli: Cli) -> None:
+    alone = module_cli.run(*SHORT, "threads=1")
+    divided = module_cli.run(*SHORT, *TWO, "strategy=fsdp", "accumulation=2")
+    assert divided["ranks_agree"]
+    assert divided["test_loss"] == pytest.approx(alone["test_loss"], rel=1e-4)
+    found, expected = weights_of(divided), weights_of(alone)
+    assert distance([found[name] for name in expected], list(expected.values())) < 1e-2
+
+
+def test_dp_on_a_cpu_is_one_line(module_cli: Cli) -> None:
+    assert "a CPU is one device" in module_cli.error("run", *SHORT, "strategy=dp", code=2)

@@ -1,0 +1,297 @@
+"""Comparisons over run folders whose figures are made up, so that every result is known beforehand; and the index over many of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep import index
+from lockstep.placement import Ddp, Placement, plan
+from lockstep.recipe import Recipe
+from lockstep.run import Run, Spec, append_line, write_atomic
+from lockstep.study import compare
+from lockstep.study.definition import Claim, Published
+from lockstep.study.gather import of_runs
+from lockstep.study.measures import seconds_to
+from support import Cli
+
+COUNT = iter(range(1_000_000))
+
+
+def finished(
+    root: Path,
+    recipe: Recipe,
+    placement: Placement,
+    seconds: float = 10.0,
+    accuracy: float = 0.9,
+    state: str = "done",
+    **summary: Any,
+) -> Run:
+    """A run folder as a finished run leaves it: 1000 images, two epochs, the second reaching the accuracy."""
+    worked = plan(recipe, placement, 1000, 100)
+    spec = Spec(
+        id=f"run-{next(COUNT):06d}",
+        created=float(next(COUNT)),
+        lockstep="0",
+        recipe=recipe,
+        placement=placement,
+        plan=worked,
+    )
+    run = Run.create(root, spec)
+    for epoch, part in ((1, 0.8), (2, 1.0)):
+        append_line(
+            run.folder / "epochs.jsonl",
+            {"epoch": epoch, "train_seconds": seconds / 2, "test_accuracy": accuracy * part},
+        )
+    usual = {
+        "train_seconds": seconds,
+        "test_accuracy": accuracy,
+        "train_images": 2000,
+        "images_per_second": 2000 / seconds,
+        "test_samples": 100,
+        "memory_growth_bytes": [50_000_000] * placement.ranks,
+        "ranks_agree": True,
+    }
+    write_atomic(run.folder / "summary.json", usual | summary, durable=False)
+    write_atomic(run.folder / "environment.json", {"host": "h", "cpu": "c", "torch": "2"}, durable=False)
+    run.write_status(state, **({} if state == "done" else {"cause": "rank 0: MemoryError"}))
+    return run
+
+
+def recipe(**more: Any) -> Recipe:
+    return Recipe(**{"global_batch": 32, "epochs": 2, **more})
+
+
+def one(**more: Any) -> Placement:
+    return Placement(
+        **{"ranks": 1, "threads": 1, "launcher": "single", "backend": "gloo", "strategy": "single", **more}
+    )
+
+
+def two(**more: Any) -> Placement:
+    return one(**{"ranks": 2, "launcher": "spawn", "strategy": "ddp", **more})
+
+
+def cells_of(document: dict[str, Any]) -> dict[str, Any]:
+    return {cell["cell"]: cell for cell in document["cells"]}
+
+
+# ---------------------------------------------------------------- the table
+
+
+def test_figures_speed_up_and_efficiency_come_out_as_put_in(tmp_path: Path) -> None:
+    runs = []
+    for seed, noise in enumerate((1.0, 1.01, 0.99, 1.02, 0.98)):
+        runs.append(finished(tmp_path, recipe(seed=seed), one(), 10 * noise, 0.9 + seed / 1000))
+        runs.append(finished(tmp_path, recipe(seed=seed), two(), 6.25 * noise, 0.9 + seed / 1000))
+    document = compare.runs_document(runs)
+    assert document["baseline"].startswith("launcher=single, ranks=1")
+    base, cell = document["cells"]
+    assert base["metrics"]["seconds"]["median"] == 10.0
+    assert cell["speed_up"] == pytest.approx(1.6)
+    assert cell["efficiency"] == pytest.approx(0.8)
+    assert cell["metrics"]["seconds"]["against_baseline"]["verdict"] == "faster"
+    assert cell["metrics"]["accuracy"]["against_baseline"]["text"] == "the same"
+    assert cell["metrics"]["memory"]["median"] == pytest.approx(100), "of both ranks"
+    assert cell["recipe_differs_in"] == []
+    assert any("not interleaved" in note for note in document["fairness"])
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one_cell_named_by_what_tells_it_apart(tmp_path: Path) -> None:
+    runs = [finished(tmp_path, recipe(seed=seed, epochs=epochs), one()) for seed in (1, 2) for epochs in (2, 3)]
+    groups = of_runs([*runs, runs[0]])
+    assert {group.name: len(group.samples) for group in groups} == {"epochs=2": 2, "epochs=3": 2}
+
+
+def test_a_seed_repeated_is_one_piece_of_evidence_for_accuracy_and_several_for_time(tmp_path: Path) -> None:
+    runs = [
+        finished(tmp_path, recipe(seed=1), where, 10 + k / 100, 0.95 - 0.01 * where.ranks)
+        for k in range(8)
+        for where in (one(), two())
+    ]
+    cell = compare.runs_document(runs)["cells"][1]
+    assert cell["metrics"]["seconds"]["against_baseline"]["n"] == 8
+    assert cell["metrics"]["accuracy"]["n"] == 1
+    assert cell["metrics"]["accuracy"]["against_baseline"]["verdict"] == "too few"
+
+
+def test_a_failed_run_is_shown_and_not_counted(tmp_path: Path) -> None:
+    runs = [finished(tmp_path, recipe(seed=1), one()), finished(tmp_path, recipe(seed=1), two(), state="failed")]
+    cell = compare.runs_document(runs)["cells"][1]
+    assert cell["done"] == 0
+    assert "rank 0: MemoryError" in cell["failed"][0]
+    assert cell["metrics"] == {}
+
+
+def test_time_and_cost_to_a_target(tmp_path: Path) -> None:
+    epochs = [{"train_seconds": 3.0, "test_accuracy": a} for a in (0.5, 0.8, 0.7, 0.9)]
+    assert [seconds_to(epochs, target) for target in (0.5, 0.8, 0.85, 0.95, None)] == [3.0, 6.0, 12.0, None, None]
+    groups = of_runs([finished(tmp_path, recipe(), one(), 10, 0.9), finished(tmp_path, recipe(), two(), 6, 0.8)])
+    document = compare.table(groups, None, ["seconds_to_target", "cost_to_target"], None)
+    assert document["target_accuracy"] == 0.8, "what every run reached"
+    values = [
+        (c["metrics"]["seconds_to_target"]["median"], c["metrics"]["cost_to_target"]["median"])
+        for c in document["cells"]
+    ]
+    assert values == [(10.0, 10.0), (6.0, 12.0)], "two ranks hold two cores"
+
+
+# ---------------------------------------------------------------- fairness
+
+
+def notes_of(
+    root: Path, a: tuple[Recipe, Placement, dict[str, Any]], b: tuple[Recipe, Placement, dict[str, Any]]
+) -> str:
+    return "\n".join(compare.runs_document([finished(root, x, y, **z) for x, y, z in (a, b)])["fairness"])
+
+
+def test_a_fair_comparison_has_nothing_to_say(tmp_path: Path) -> None:
+    document = compare.runs_document(
+        [finished(tmp_path, recipe(seed=1), one(threads=2)), finished(tmp_path, recipe(seed=1), two())]
+    )
+    assert [note for note in document["fairness"] if "interleaved" not in note] == []
+
+
+def test_the_reports_mistake_is_said_with_both_clean_designs(tmp_path: Path) -> None:
+    said = notes_of(
+        tmp_path, (recipe(batch_per_rank=32), one(), {}), (recipe(batch_per_rank=32, global_batch=64), two(), {})
+    )
+    assert "the global batch changes with the ranks (1 rank: 32, 2 ranks: 64) and the learning rate does not" in said
+    assert "strong scaling, global_batch=64 in all cells" in said
+    assert "weak scaling, batch_per_rank=32 with lr_rule=linear lr_batch=32" in said
+    ruled = notes_of(
+        tmp_path,
+        (recipe(batch_per_rank=32, lr_rule="linear", lr_batch=32), one(), {}),
+        (recipe(batch_per_rank=32, global_batch=64, lr_rule="linear", lr_batch=32), two(), {}),
+    )
+    assert "weak scaling: the global batch grows" in ruled
+    assert "clean designs" not in ruled
+
+
+@pytest.mark.parametrize(
+    ("other", "where", "summary", "said"),
+    [
+        ({}, {"threads": 2}, {}, "different numbers of cores (2 in 'threads=1', 4 in 'threads=2')"),
+        ({"shuffle": False}, {}, {}, "different data or in a different order"),
+        ({"seed": 9}, {"pin": False}, {}, "cells have different seeds"),
+        ({"epochs": 1}, {}, {"train_images": 1000}, "different numbers of images"),
+        ({}, {"pin": False}, {"test_samples": 96}, "different test sets"),
+        ({}, {"pin": False}, {"ranks_agree": False}, "the exchange of 'pin=False' did nothing"),
+        ({}, {"strategy": "local-sgd"}, {}, "strategy=local-sgd averages weights every 8 steps"),
+        ({}, {"ddp": Ddp(hook="fp16")}, {}, "ddp.hook=fp16 compresses the gradients"),
+        ({}, {"pin": False}, {"images_per_second": 900.0, "train_seconds": 1.0}, "more than the cores explain"),
+    ],
+)  # fmt: skip
+def test_each_unfairness_is_found(
+    tmp_path: Path, other: dict[str, Any], where: dict[str, Any], summary: dict[str, Any], said: str
+) -> None:
+    assert said in notes_of(tmp_path, (recipe(), two(), {}), (recipe(**other), two(**where), summary))
+
+
+def test_published_claims_are_judged_by_the_runs(tmp_path: Path) -> None:
+    runs = []
+    for seed in range(8):
+        runs.append(finished(tmp_path, recipe(seed=seed), one(), 10 + seed / 100, 0.9 + seed / 1000))
+        runs.append(finished(tmp_path, recipe(seed=seed), two(), 5 + seed / 90, 0.9 + seed / 1000))
+    groups = of_runs(runs)
+    groups[0].name, groups[1].name = "one", "two"
+    claims = [
+        Claim(text="slower", metric="seconds", more="one", less="two", ratio=1.9),
+        Claim(text="faster", metric="seconds", more="two", less="one", why="because"),
+        Claim(text="equal", metric="accuracy", more="one", less="two", same=True),
+        Claim(text="as long", metric="seconds", more="one", less="two", same=True),
+    ]
+    found = compare._published(Published(source="B", claims=claims), groups, None)
+    assert [claim["verdict"] for claim in found["claims"]] == ["agrees", "differs", "agrees", "differs"]
+    assert found["claims"][0]["ours"] == pytest.approx(2.0, abs=0.03)
+
+
+def test_the_command_compares_runs(cli: Cli) -> None:
+    for seed in (1, 2, 3):
+        finished(cli.runs, recipe(seed=seed), one(), 10 + seed / 100)
+        finished(cli.runs, recipe(seed=seed), two(), 6 + seed / 100)
+    ids = sorted(path.name for path in cli.runs.iterdir())
+    shown = cli("compare", *ids)
+    assert shown.returncode == 0, shown.stderr
+    assert "faster" in shown.stdout
+    assert "1.66x" in shown.stdout
+    document = json.loads(cli("compare", *ids, "--json").stdout)
+    assert document["cells"][1]["speed_up"] == pytest.approx(1.664, abs=0.01)
+    assert "no run 'nothing'" in cli.error("compare", "nothing", code=2)
+    assert "--baseline x: no such cell" in cli.error("compare", *ids, "--baseline", "x", code=2)
+
+
+# ---------------------------------------------------------------- the index
+
+
+def settle(root: Path) -> None:
+    """As if everything had been written a while ago: what has just changed is not remembered."""
+    for path in root.iterdir():
+        os.utime(path, (time.time() - 60, time.time() - 60))
+
+
+def test_the_index_says_what_the_folders_say_and_notices_every_change(tmp_path: Path) -> None:
+    runs = [finished(tmp_path, recipe(seed=k), one(), 10 + k) for k in range(20)]
+    settle(tmp_path)
+    direct = [index.line(run) for run in runs]
+    assert index.rows(tmp_path) == direct == index.rows(tmp_path)
+    # It is really used: a folder whose time did not change is not read again.
+    summary = json.loads((runs[3].folder / "summary.json").read_text())
+    before = runs[3].folder.stat().st_mtime_ns
+    (runs[3].folder / "summary.json").write_text(json.dumps(summary | {"train_seconds": 99.0}))
+    assert runs[3].folder.stat().st_mtime_ns == before
+    assert index.rows(tmp_path)[3]["train_seconds"] == 13.0
+    # Files that are replaced, as a run replaces them, are noticed; so are new runs and runs that are gone.
+    write_atomic(runs[3].folder / "summary.json", summary | {"train_seconds": 55.0})
+    for path in sorted(runs[5].folder.rglob("*"), reverse=True):
+        path.unlink() if path.is_file() else path.rmdir()
+    runs[5].folder.rmdir()
+    new = finished(tmp_path, recipe(), two())
+    rows = index.rows(tmp_path)
+    assert rows[3]["train_seconds"] == 55.0
+    assert [row["id"] for row in rows] == [run.id for run in runs if run is not runs[5]] + [new.id]
+    index.forget(tmp_path)
+    assert index.rows(tmp_path) == rows, "it can always be rebuilt"
+
+
+def test_a_run_under_way_is_read_anew_each_time(tmp_path: Path) -> None:
+    run = finished(tmp_path, recipe(), one(), state="running")
+    beat = {"rank": 0, "state": "running", "time": time.time() - 100}
+    settle(tmp_path)
+    assert index.rows(tmp_path)[0]["state"] == "running"
+    write_atomic(run.rank_folder(0) / "status.json", beat)  # changes a folder below the run's
+    assert index.rows(tmp_path)[0]["state"] == "stalled"
+
+
+def test_a_damaged_index_and_one_that_cannot_be_written_cost_only_time(tmp_path: Path) -> None:
+    run = finished(tmp_path, recipe(), one())
+    settle(tmp_path)
+    (tmp_path / index.NAME).write_bytes(b"not a database at all" * 100)
+    assert [row["id"] for row in index.rows(tmp_path)] == [run.id]
+    assert [row["id"] for row in index.rows(tmp_path)] == [run.id]
+    index.forget(tmp_path)
+    (tmp_path / index.NAME).mkdir()  # cannot be opened, even by root
+    assert [row["id"] for row in index.rows(tmp_path)] == [run.id]
+
+
+def test_two_processes_may_use_it_at_once(tmp_path: Path) -> None:
+    for k in range(60):
+        finished(tmp_path, recipe(seed=k), one())
+    settle(tmp_path)
+    code = (
+        "import sys, pathlib\nfrom lockstep import index\nroot = pathlib.Path(sys.argv[1])\n"
+        "for k in range(15):\n    if k % 5 == 4: index.forget(root)\n    assert len(index.rows(root)) == 60\n"
+    )
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stderr=subprocess.PIPE) for _ in range(3)
+    ]
+    for process in processes:
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors.decode()

@@ -1,0 +1,262 @@
+"""Study files: what they come to, and what is wrong with them in one line; and the plan of their runs. No process is started."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import lockstep.study
+from lockstep.errors import InputError
+from lockstep.placement import Placement
+from lockstep.recipe import Optimizer, Recipe
+from lockstep.run import Run
+from lockstep.study import builtin
+from lockstep.study.definition import Study
+from lockstep.study.file import read, with_words
+from lockstep.study.plan import Planned, found_runs, outcome, plan, run_name, specified
+
+BASE = """
+[recipe]
+data = "embedded"
+train_limit = 480
+test_limit = 100
+optimizer.lr = 0.002
+[placement]
+backend = "gloo"
+threads = 1
+"""
+
+
+def study_of(folder: Path, text: str, base: str = BASE) -> Study:
+    path = folder / "mine.toml"
+    # In TOML, keys of the study itself stand above the first table.
+    path.write_text(text + base if not text.lstrip().startswith("[") else base + text)
+    return read(path)
+
+
+# ---------------------------------------------------------------- what a file comes to
+
+
+def test_factors_make_a_grid_of_keys_and_named_bundles(tmp_path: Path) -> None:
+    study = study_of(
+        tmp_path,
+        """
+[factors]
+global_batch = [48, 96]
+optimizer.name = ["adam", "sgd"]
+[factors.launch.alone]
+ranks = 1
+[factors.launch.torchrun]
+ranks = 2
+launcher = "torchrun"
+[cells.extra]
+optimizer.lr = 0.1
+""",
+    )
+    cells = study.all_cells()
+    assert len(cells) == 2 * 2 * 2 + 1
+    assert "global_batch=96, optimizer.name=sgd, torchrun" in cells
+    recipe, placement = study.settings("global_batch=96, optimizer.name=sgd, torchrun")
+    assert (recipe.global_batch, recipe.optimizer.name, recipe.optimizer.lr) == (96, "sgd", 0.002)
+    assert (placement.ranks, placement.launcher, placement.threads) == (2, "torchrun", 1)
+    assert study.settings("extra")[0].optimizer.lr == 0.1
+    assert study.name == "mine"
+
+
+def test_a_base_may_come_from_a_recipe_file(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text("global_batch = 96\nepochs = 7\n[placement]\nranks = 2\n")
+    study = study_of(tmp_path, 'files = ["recipe.toml"]\n[recipe]\nepochs = 1\n', base="")
+    recipe, placement = study.settings("base")
+    assert (recipe.global_batch, recipe.epochs, placement.ranks) == (96, 1, 2)
+
+
+def test_seeds_are_the_same_in_all_cells() -> None:
+    study = lockstep.study.make("mine", Recipe(seed=5), factors={"ranks": [1, 2]}, repeats=4)
+    assert (
+        [study.seed_of("ranks=1", k) for k in range(4)]
+        == [5, 6, 7, 8]
+        == [study.seed_of("ranks=2", k) for k in range(4)]
+    )
+    stated = lockstep.study.make("mine", factors={"ranks": [1, 2]}, repeats=4, seeds=[1, 2])
+    assert [stated.seed_of("ranks=2", k) for k in range(4)] == [1, 2, 1, 2]
+
+
+def test_a_study_from_python_keeps_what_the_objects_say() -> None:
+    recipe = Recipe(
+        data="embedded", optimizer=Optimizer(name="sgd", momentum=0.9), model_args={"k": 2}, model="tied-conv"
+    )
+    placement = Placement(ranks=2, launcher="torchrun", hosts=2, emulated=True)
+    study = lockstep.study.make("mine", recipe, placement, cells={"a": {"epochs": 1}, "b": {"epochs": 2}})
+    ours, where = study.settings("b")
+    assert ours == Recipe(
+        data="embedded", optimizer=Optimizer(name="sgd", momentum=0.9), model_args={"k": 2}, model="tied-conv", epochs=2
+    )
+    assert where == placement
+
+
+def test_words_and_quick_change_the_base_and_the_levels(tmp_path: Path) -> None:
+    study = study_of(
+        tmp_path,
+        'baseline = "global_batch=48"\n',
+        BASE + "[factors]\nglobal_batch = [48, 96]\n[quick]\nrepeats = 2\ntrain_limit = 96\n",
+    )
+    quick = with_words(study, ["epochs=9", "global_batch=[48, 24]"], quick=True)
+    assert (quick.repeats, list(quick.all_cells())) == (2, ["global_batch=48", "global_batch=24"])
+    recipe, _ = quick.settings("global_batch=24")
+    assert (recipe.train_limit, recipe.epochs) == (96, 9)
+    assert with_words(study, [], repeats=7).repeats == 7
+    assert with_words(study, ["global_batch=96"]).baseline is None, "the baseline's level was taken away"
+    with pytest.raises(InputError, match=r"'epochs' is not key=value"):
+        with_words(study, ["epochs"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("repeat = 3\n", "unknown study key 'repeat': did you mean 'repeats'?"),
+        ("ranks = 3\n", "unknown study key 'ranks': recipe keys stand in [recipe], placement keys in [placement]"),
+        ("repeats = 0\n", "repeats=0: expected a whole number >= 1"),
+        ('baseline = "twoo"\n[cells.two]\nranks = 2\n', "baseline=twoo: no such cell; did you mean 'two'?"),
+        ('metrics = ["second"]\n', "metrics: no such metric 'second'; did you mean 'seconds'?"),
+        ("[factors]\nranks = 2\n", "factors.ranks=2: expected a list of values, for example ranks = [1, 2]"),
+        ("[factors]\nranks = [2, 2]\n", "a value is there twice"),
+        ("[factors]\nrank = [1, 2]\n", "cell 'rank=1': unknown key 'rank': did you mean 'ranks'?"),
+        ("[factors]\nepochs = [1, 0]\n", "cell 'epochs=0': epochs=0: expected a whole number >= 1"),
+        ("[factors]\nseed = [1, 2]\n", "seeds are the same in all cells; state seeds = [1, 2, …] instead"),
+        ("[cells]\ntwo = 2\n", "two: expected a table of keys"),
+        ("cells = 3\n", "cells: expected a table, [cells]"),
+        ("[factors]\nglobal_batch = [" + ",".join(map(str, range(1, 10_002))) + "]\n", "10,001 cells are more than 10,000"),
+        ("repeats = \n", "is not TOML"),
+    ],
+)  # fmt: skip
+def test_wrong_files(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "wrong.toml"
+    path.write_text(text)
+    with pytest.raises(InputError) as error:
+        read(path)
+    assert message in str(error.value)
+    assert "wrong.toml" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_study_that_is_not_there_names_the_nearest() -> None:
+    with pytest.raises(InputError, match="did you mean 'batch-size'"):
+        builtin.find("batch-sizes")
+    with pytest.raises(InputError, match=r"study file none\.toml: No such file"):
+        builtin.find("none.toml")
+
+
+# ---------------------------------------------------------------- the built-in ones
+
+
+def test_every_published_experiment_has_its_study() -> None:
+    wanted = {
+        "launchers", "batch-size", "accumulation", "optimizers", "backends", "precision", "regularization", "augmentation",
+        "topology", "scaling", "workers",
+    }  # fmt: skip
+    assert set(builtin.published()) == wanted
+    assert {study.name for study in builtin.find("published")} == wanted
+
+
+@pytest.mark.parametrize("name", builtin.names())
+def test_built_in_studies_are_whole(name: str) -> None:
+    (study,) = builtin.find(name)
+    quick = with_words(study, [], quick=True)
+    assert study.about
+    assert 3 <= quick.repeats <= 10
+    for cell in quick.all_cells():
+        quick.settings(cell)
+    for published in study.published:
+        assert published.claims
+        assert set(published.figures) <= set(study.all_cells())
+        assert published.source[0] in "ABCD"
+
+
+# ---------------------------------------------------------------- the plan
+
+
+def planned_of(folder: Path, text: str = "[factors]\nranks = [1, 2, 3]\n", **changes: object) -> Planned:
+    study = study_of(folder, text)
+    words = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
+    return plan(with_words(study, words), runs=folder / "runs")
+
+
+def test_runs_go_in_blocks_of_every_cell_in_drawn_order(tmp_path: Path) -> None:
+    planned = planned_of(tmp_path, global_batch=48, repeats=6)
+    blocks = [[item for item in planned.items if item.repeat == k] for k in range(6)]
+    assert [item for block in blocks for item in block] == planned.items
+    assert all(Counter(item.cell for item in block) == {"ranks=1": 1, "ranks=2": 1, "ranks=3": 1} for block in blocks)
+    assert all(len({item.seed for item in block}) == 1 for block in blocks)
+    assert len({tuple(item.cell for item in block) for block in blocks}) > 1, "not always the same order"
+    assert len({item.digest for item in planned.items}) == 18
+    assert not (tmp_path / "runs").exists(), "planning leaves nothing behind"
+
+
+def test_identities_stay_until_the_recipe_changes(tmp_path: Path) -> None:
+    def digests(**changes: object) -> dict[tuple[str, int], str]:
+        return {
+            (item.cell, item.repeat): item.digest for item in planned_of(tmp_path, global_batch=48, **changes).items
+        }
+
+    base = digests()
+    assert digests() == base
+    assert base.items() <= digests(repeats=9).items(), "more repeats keep the runs there are"
+    assert not set(base.values()) & set(digests(epochs=2).values())
+    assert not set(base.values()) & set(digests(timeout_s=30.0).values()), "another placement is another run"
+
+
+def test_a_changed_model_file_is_a_changed_recipe(tmp_path: Path) -> None:
+    net = tmp_path / "net.py"
+    net.write_text("import torch\n")
+    first = planned_of(tmp_path, model=f"{net}:Net", global_batch=48).items[0].digest
+    assert planned_of(tmp_path, model=f"{net}:Net", global_batch=48).items[0].digest == first
+    net.write_text("import torch\n# changed\n")
+    assert planned_of(tmp_path, model=f"{net}:Net", global_batch=48).items[0].digest != first
+
+
+def test_the_same_cell_twice_is_run_twice(tmp_path: Path) -> None:
+    planned = planned_of(tmp_path, "[cells.a]\nranks = 1\n[cells.b]\nranks = 1\n")
+    assert len({item.digest for item in planned.items}) == len(planned.items) == 10
+
+
+def test_a_cell_that_cannot_run_here_is_left_out_and_says_why(tmp_path: Path) -> None:
+    planned = planned_of(tmp_path, global_batch=50)
+    (left,) = [cell for cell in planned.cells if cell.left_out]
+    assert left.name == "ranks=3"
+    assert left.left_out == "global_batch=50 does not divide by ranks=3: choose global_batch=48 or 51"
+    assert {item.cell for item in planned.items} == {"ranks=1", "ranks=2"}
+    with pytest.raises(InputError, match="no cell can run here; 'ranks=3': global_batch=50 does not divide"):
+        planned_of(tmp_path, "[factors]\nranks = [3, 7]\n", global_batch=50)
+
+
+def test_hosts_that_each_need_a_command_are_not_for_a_study(tmp_path: Path) -> None:
+    hosts = '[cells.a]\nranks = 1\n[cells.b]\nranks = 2\nhosts = 2\nrendezvous = "10.0.0.1:29500"\n'
+    planned = planned_of(tmp_path, hosts)
+    assert "use launcher=slurm or hosts=emulated:2" in (planned.cell("b").left_out or "")
+
+
+def test_what_is_done_and_what_failed_is_not_run_again_and_what_was_killed_is(tmp_path: Path) -> None:
+    planned = planned_of(tmp_path, global_batch=48)
+    runs = tmp_path / "runs"
+    for item, state in zip(planned.items, ("done", "failed", "cancelled", "running", "planned"), strict=False):
+        _, spec = specified(planned, item, None, runs)
+        run = Run.create(runs, spec)
+        # The process that watched it is gone: 2^22 is above every pid that Linux gives.
+        run.write_status(state, supervisor_pid=1 << 22, host=os.uname().nodename)
+    there = found_runs(runs, planned.items)
+    assert [outcome(there.get(item.digest)) for item in planned.items[:6]] == [
+        "done",
+        "failed",
+        "to do",
+        "to do",
+        "to do",
+        "to do",
+    ]
+    assert outcome(there[planned.items[1].digest], again=True) == "to do"
+    name = run_name(planned, planned.items[0])
+    assert name.endswith(planned.items[0].digest)
+    assert "/" not in name

@@ -1,0 +1,156 @@
+"""Studies in real processes: killed and resumed, stopped, with cells that fail."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep import study
+from lockstep.placement import Placement
+from lockstep.recipe import Recipe
+from lockstep.run import Run, list_runs, read_lines
+from support import Cli, processes_of, wait_for
+
+STUDY = """
+repeats = 2
+baseline = "one"
+[recipe]
+data = "embedded"
+train_limit = 480
+test_limit = 100
+global_batch = 48
+epochs = 1
+[placement]
+threads = 1
+backend = "gloo"
+[cells.one]
+ranks = 1
+[cells.broken]
+model = "net.py:Net"
+[cells.elsewhere]
+ranks = 7
+"""
+NET = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.calls = torch.nn.Linear(784, 10), 0
+    def forward(self, x):
+        self.calls += 1
+        if self.calls > 5:
+            raise MemoryError("no memory left")
+        return self.layer(x.flatten(1))
+"""
+
+
+@pytest.fixture
+def lab(cli: Cli) -> Cli:
+    (cli.folder / "mine.toml").write_text(STUDY)
+    (cli.folder / "net.py").write_text(NET)
+    return cli
+
+
+def records(cli: Cli, name: str = "mine") -> list[dict[str, Any]]:
+    return list(read_lines(cli.runs / "studies" / name / "log.jsonl"))
+
+
+def under_way(cli: Cli) -> list[Run]:
+    return [run for run in list_runs(cli.runs) if run.status()["state"] == "running"]
+
+
+def test_a_killed_study_goes_on_where_it_was_and_a_failed_cell_is_a_result(lab: Cli) -> None:
+    process = lab.start("study", "run", "mine.toml", "epochs=15")
+    wait_for(lambda: under_way(lab), what="a run of the study")
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    wait_for(lambda: not processes_of(lab.runs), what="the ranks to end with it")
+    killed = {run.id for run in list_runs(lab.runs) if run.recorded_status()["state"] in ("starting", "running")}
+    assert killed
+
+    result = lab("study", "run", "mine.toml", "epochs=15", "--json")
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert (document["done"], document["failed"], document["left"]) == (2, 2, 0)
+    one, broken, elsewhere = document["cells"]
+    assert one["done"] == 2
+    assert not killed & set(one["runs"]), "what was killed was run again, in a folder of its own"
+    assert broken["done"] == 0
+    assert len(broken["failed"]) == 2
+    assert all("MemoryError: no memory left" in text for text in broken["failed"])
+    assert elsewhere["left_out"].startswith("global_batch=48 does not divide by ranks=7")
+    folder = document["study"]
+    assert len(records(lab, folder)) == 4
+    overhead = document["overhead"]
+    parts = overhead["prepare_s"] + overhead["start_s"] + overhead["finish_s"] + overhead["between_s"]
+    assert 0 < overhead["overhead_s"] <= 2 * parts
+
+    again = lab("study", "run", "mine.toml", "epochs=15")
+    assert again.returncode == 0
+    assert "failed  'broken'" in again.stdout
+    assert len(records(lab, folder)) == 4, "nothing was run again"
+    before = {run.id for run in list_runs(lab.runs)}
+
+    more = json.loads(lab("study", "run", "mine.toml", "epochs=15", "--repeats", "3", "--json").stdout)
+    assert more["cells"][0]["done"] == 3
+    assert set(one["runs"]) < set(more["cells"][0]["runs"])
+    assert len({run.id for run in list_runs(lab.runs)} - before) == 1, "a cell that always failed is given up"
+    shown = json.loads(lab("study", "show", "last", "--json").stdout)
+    assert shown["cells"] == more["cells"]
+    plan = json.loads(lab("study", "run", "mine.toml", "epochs=15", "--repeats", "4", "--dry-run", "--json").stdout)
+    assert plan["cells"][0]["basis"] == "its own runs"
+
+
+def test_ctrl_c_stops_in_order_and_one_process_at_a_time_runs_a_study(lab: Cli) -> None:
+    process = lab.start("study", "run", "mine.toml", "epochs=100000", "train_limit=481")
+    folder = wait_for(lambda: next(iter((lab.runs / "studies").glob("mine-*")), None), what="the study's folder")
+    (run,) = wait_for(lambda: under_way(lab), what="a run of the study")
+    message = lab.error("study", "run", "mine.toml", "epochs=100000", "train_limit=481", code=2)
+    assert message.startswith(f"study '{folder.name}' is being run by process {process.pid}: wait for it")
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130, errors
+    assert "stopped; run the same command again to go on" in errors
+    assert "Traceback" not in errors
+    assert run.status()["state"] == "cancelled"
+    assert not processes_of(lab.runs)
+
+
+def test_a_budget_that_is_used_up_starts_nothing(lab: Cli) -> None:
+    result = lab("study", "run", "mine.toml", "budget_minutes=0.001")
+    assert result.returncode == 0, result.stderr
+    assert "budget_minutes=0.001 is used up" in result.stderr
+    assert list_runs(lab.runs) == []
+
+
+def test_dry_run_shows_cells_order_and_time_and_starts_nothing(lab: Cli) -> None:
+    result = lab("study", "run", "mine.toml", "--dry-run")
+    assert result.returncode == 0, result.stderr
+    assert "2 cells x 2 repeats = 4 runs, 4 of them still to do: about" in result.stdout
+    assert "a guess" in result.stdout
+    assert "left out: global_batch=48 does not divide by ranks=7" in result.stdout
+    assert not lab.runs.exists()
+
+
+def test_wrong_words_are_one_line(lab: Cli) -> None:
+    assert "no study 'minee'" in lab.error("study", "run", "minee", code=2)
+    assert "the cells of study 'mine' set it themselves" in lab.error("study", "run", "mine.toml", "ranks=2", code=2)
+    assert "has no [quick] table" in lab.error("study", "run", "mine.toml", "--quick", code=2)
+    assert "no study 'none'" in lab.error("study", "show", "none", code=2)
+    listed = json.loads(lab("study", "list", "--json").stdout)
+    assert {"launchers", "topology", "machine"} <= {row["study"] for row in listed}
+
+
+def test_from_python(tmp_path: Path) -> None:
+    recipe = Recipe(data="embedded", test_limit=50, global_batch=48, epochs=1)
+    made = study.make("small", recipe, Placement(threads=1), cells={"a": {"train_limit": 96}}, repeats=1)
+    document = study.run_study(made, runs=tmp_path)
+    assert document["cells"][0]["done"] == 1
+    assert document["cells"][0]["metrics"]["accuracy"]["n"] == 1
+    first = [run.id for run in list_runs(tmp_path)]
+    study.run_study(made, runs=tmp_path)
+    assert [run.id for run in list_runs(tmp_path)] == first

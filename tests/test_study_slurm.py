@@ -1,0 +1,73 @@
+"""A study whose runs are Slurm jobs, on a real Slurm of two nodes: at the same time, and found again after a kill."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+import slurm_cluster
+from lockstep.run import list_runs, read_json
+from slurm_cluster import Cluster
+from support import Cli, processes_of, wait_for
+
+STUDY = """
+repeats = 2
+[recipe]
+data = "embedded"
+train_limit = 480
+test_limit = 100
+epochs = 10
+[placement]
+launcher = "slurm"
+threads = 1
+ranks = 1
+[factors]
+global_batch = [48, 96]
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    reason = slurm_cluster.missing()
+    if reason:
+        pytest.skip(reason)
+    with slurm_cluster.running() as started:
+        yield started
+    assert not started.processes(), "the cluster has stopped"
+
+
+def test_jobs_run_at_once_and_a_killed_study_waits_for_those_it_left(cluster: Cluster, cli: Cli) -> None:
+    cli.environment |= cluster.environment
+    (cli.folder / "mine.toml").write_text(STUDY)
+    process = cli.start("study", "run", "mine.toml")
+    jobs = wait_for(
+        lambda: len(found := sorted(cli.runs.glob("*/job.json"))) == 4 and found, what="all four jobs to be submitted"
+    )
+    numbers = {path.parent.name: (read_json(path) or {})["job"] for path in jobs}
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+    result = cli("study", "run", "mine.toml", "--json")
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert (document["done"], document["failed"], document["left"]) == (4, 0, 0)
+    assert {run.id for run in list_runs(cli.runs)} == set(numbers), "no run was submitted twice"
+    assert {path.parent.name: (read_json(path) or {})["job"] for path in jobs} == numbers
+    wait_for(lambda: not processes_of(cli.runs), seconds=10, what="every process of the runs to be gone")
+
+
+def test_ctrl_c_takes_all_jobs_back(cluster: Cluster, cli: Cli) -> None:
+    cli.environment |= cluster.environment
+    (cli.folder / "mine.toml").write_text(STUDY)
+    process = cli.start("study", "run", "mine.toml", "epochs=100000")
+    wait_for(lambda: len(list(cli.runs.glob("*/job.json"))) == 4, what="all four jobs to be submitted")
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert {run.status()["state"] for run in list_runs(cli.runs)} == {"cancelled"}
+    wait_for(lambda: cluster.idle() == 2, seconds=20, what="both nodes to be idle again")
+    assert not processes_of(cli.runs)
