@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks import machine, record
 from benchmarks.processes import ROOT, ContenderFailed
-from benchmarks.sections import exchange, instrumentation, peers, scaling, start, techniques
+from benchmarks.sections import exchange, instrumentation, loader, peers, scaling, slow_link, start, techniques
 from benchmarks.settings import Settings
 
 SECTIONS: dict[str, Callable[[Settings], record.Section]] = {
@@ -25,6 +25,8 @@ SECTIONS: dict[str, Callable[[Settings], record.Section]] = {
     "start": start.measure,
     "exchange": exchange.measure,
     "techniques": techniques.measure,
+    "loader": loader.measure,
+    "slow-link": slow_link.measure,
 }
 RESULTS = ROOT / "benchmarks" / "results"
 QUICK = {"repeats": 2, "samples": 3200}

@@ -22,6 +22,8 @@ def resolve(recipe: Recipe, placement: Placement) -> tuple[Recipe, Placement]:
     placement = replace(placement, launcher=_launcher(placement), device=_device(placement))
     _check_hosts(placement)
     placement = replace(placement, backend=_backend(placement), strategy=_strategy(placement))
+    if recipe.precision == "fp16" and placement.strategy == "fsdp":
+        raise InputError("precision=fp16 does not go with strategy=fsdp yet: choose precision=bf16, or strategy=ddp")
     # Emulated hosts share this machine's cores.
     sharing = placement.ranks if placement.emulated else ranks_per_host(placement)
     # Measured on 4-D image batches with few channels: pooling and convolution gradients are vectorised over channels-last
@@ -113,6 +115,12 @@ def _strategy(placement: Placement) -> str:
             "strategy=dp divides a batch over the GPUs of one process, and a CPU is one device, whose cores threads=N "
             "already uses: choose strategy=ddp with ranks=2, or leave strategy out"
         )
+    if strategy in ("ddp", "fsdp") and ranks == 1:
+        raise InputError(
+            f"strategy={strategy} exchanges between ranks, and there is one: add ranks=2, or leave strategy out"
+        )
+    if strategy == "dp" and ranks > 1:
+        raise InputError(f"strategy=dp is one process for all GPUs, not ranks={ranks}: choose ranks=1, or strategy=ddp")
     if placement.zero and strategy in ("fsdp", "local-sgd", "diloco"):
         raise InputError(
             f"zero=true does not go with strategy={strategy}: choose strategy=ddp or flat, or leave zero out"

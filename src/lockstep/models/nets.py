@@ -4,7 +4,8 @@ One thing is written in another order: where the reports have convolution, ReLU,
 The largest of four numbers, cut off at zero, is the largest of the four cut off at zero, and the gradient goes to the same
 one of them, so every output and every gradient has the same bits (tests/test_models.py), for a quarter of the ReLU's work.
 Batch norm, where a recipe asks for it, follows the convolution, so the same holds behind it. Dropout precedes each linear layer.
-Neither draws a number, so a seed's first weights are the same with and without them.
+Neither draws a number, so a seed's first weights are the same with and without them. A convolution before batch norm has no bias:
+the mean takes it out again, and what is left of its gradient is rounding, which Adam would blow up to whole steps.
 """
 
 from __future__ import annotations
@@ -38,7 +39,14 @@ def cifar_vgg(*, dropout: float = 0.0, batch_norm: str = "off") -> nn.Module:
 
 def _conv(channels: int, width: int, batch_norm: str, pool: bool = False) -> list[nn.Module]:
     pools = [nn.MaxPool2d(2)] if pool else []
-    return [nn.Conv2d(channels, width, 3, padding=1), *_norm(width, batch_norm), *pools, nn.ReLU()]
+    return [_plain_conv(channels, width, batch_norm), *_norm(width, batch_norm), *pools, nn.ReLU()]
+
+
+def _plain_conv(channels: int, width: int, batch_norm: str) -> nn.Conv2d:
+    conv = nn.Conv2d(channels, width, 3, padding=1)
+    if batch_norm != "off":  # taken away afterwards, so that the numbers that were drawn for it are drawn
+        conv.register_parameter("bias", None)
+    return conv
 
 
 def _linear(features: int, width: int, dropout: float) -> list[nn.Module]:
@@ -63,8 +71,8 @@ class TiedConv(nn.Module):
         if k < 1 or channels < 1:
             raise ValueError(f"k={k} and channels={channels} must be at least 1")
         self.k = k
-        self.stem = nn.Conv2d(1, channels, 3, padding=1)
-        self.tied = nn.Conv2d(channels, channels, 3, padding=1)
+        self.stem = _plain_conv(1, channels, batch_norm)
+        self.tied = _plain_conv(channels, channels, batch_norm)
         self.norms = nn.ModuleList(layer for _ in range(k + 1) for layer in _norm(channels, batch_norm))
         self.head = (
             nn.Sequential(*_linear(channels * 28 * 28, 10, dropout)) if dropout else nn.Linear(channels * 28 * 28, 10)

@@ -72,9 +72,10 @@ class Stepper:
             self._update()
         self._drop_gradients()
         self._taken += 1
+        clock.lap(OPTIMIZER)
         if self._after_step is not None:
             self._after_step(self._taken)
-        clock.lap(OPTIMIZER)
+            clock.lap(EXCHANGE)
         clock.finish(epoch, samples)
         self._row += 1
         if self._ready:
