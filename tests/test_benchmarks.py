@@ -211,7 +211,10 @@ def test_another_torch_is_not_valid() -> None:
 
 def test_default_runs_everything_and_is_no_trial() -> None:
     settings, sections, folder, trial = runner.parse([])
-    assert sections == ["peers", "scaling", "instrumentation", "start"]
+    assert sections == list(runner.SECTIONS)
+    assert {"peers", "scaling", "instrumentation", "start", "exchange", "techniques", "loader", "slow-link"} == set(
+        sections
+    )
     assert (settings.repeats, settings.samples, trial) == (5, None, False)
     assert folder.name == "results"
     assert list(peers.select(settings)) == list(peers.PEERS)
@@ -262,9 +265,10 @@ def stub(folder: Path, document: object) -> str:
 def test_adapter_states_the_job_and_reads_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     epochs = [{"train_loss": 0.25, "train_accuracy": 0.9, "test_accuracy": 0.8}]
     document = {"train_seconds": 2.0, "train_cpu_seconds": 1.9, "train_images": 640, "epochs": epochs}
-    path = stub(tmp_path, document)
+    path = stub(tmp_path, {**document, "checkpoint_seconds": 0.5})
     monkeypatch.setattr(ours, "executable", lambda: path)
-    assert ours.train(32, 1, 1, 640, None) == Span(640, 2.0, 1.9, {"loss": 0.25, "accuracy": 0.9})
+    details = {"loss": 0.25, "accuracy": 0.9, "checkpoint_seconds": 0.5}
+    assert ours.train(32, 1, 1, 640, None) == Span(640, 2.0, 1.9, details)
     words = (tmp_path / "words").read_text().split()
     assert words[0] == "run"
     assert {"global_batch=32", "ranks=1", "threads=1", "shuffle=false", "seed=123", "train_limit=640"} <= set(words)

@@ -105,10 +105,18 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     slurm: Slurm = Slurm()
 
 
-def changes_mathematics(placement: Placement) -> str | None:
-    """What about this placement computes something else than one process would; None for nearly all of them."""
+def changes_mathematics(placement: Placement, recipe: Recipe | None = None) -> str | None:
+    """What about this placement computes something else than one process would; None for nearly all of them.
+
+    With the recipe also what that makes of it: batch norm, where its statistics are of fewer samples.
+    """
+    norm = recipe.regularize.batch_norm if recipe else "off"
+    if norm != "off" and (placement.accumulation or placement.micro_batch):
+        return "batch norm's statistics are of a micro batch, so accumulation makes another computation"
     if placement.ranks == 1:
         return None
+    if norm == "per-rank":
+        return "regularize.batch_norm=per-rank takes its statistics from each rank's own share"
     if placement.strategy in ("local-sgd", "diloco"):
         return f"strategy={placement.strategy} averages weights every {placement.local_sgd.every} steps, not gradients every step"
     if placement.strategy == "ddp" and placement.ddp.hook != "none":

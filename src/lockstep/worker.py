@@ -5,6 +5,7 @@ It finds its rank in its launcher's environment, reads the recipe from the run f
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import traceback
@@ -43,6 +44,10 @@ def work(run: Run, spec: Spec, rank: Rank) -> None:
         return
     _train(run, spec, rank, device)
     group.leave()
+    # Taking torch apart takes 0.5 to 2 s, and nothing of it is needed. What others have asked to do at the end (MPI says
+    # goodbye) is done.
+    atexit._run_exitfuncs()
+    group.exit_now(0)
 
 
 def _train(run: Run, spec: Spec, rank: Rank, device: torch.device) -> None:

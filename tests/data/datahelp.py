@@ -261,7 +261,8 @@ class Web:
 
 
 def environment(cache: Path, **extra: str) -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("LOCKSTEP_")}
+    # Test runners set COLUMNS; what is printed into a pipe must not depend on it.
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("LOCKSTEP_") and key != "COLUMNS"}
     return {**kept, "LOCKSTEP_DATA": str(cache), **extra}
 
 

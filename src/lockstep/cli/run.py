@@ -203,7 +203,7 @@ def remarks(spec: Any) -> list[str]:
         found.append(spec.plan.lr_note)
     if recipe.precision != "fp32":
         found.append(precision_line(recipe.precision, spec.placement))
-    changed = changes_mathematics(spec.placement)
+    changed = changes_mathematics(spec.placement, recipe)
     if changed:
         found.append(f"this placement changes the mathematics: {changed}")
     if spec.options.resume_from:

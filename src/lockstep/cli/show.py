@@ -69,7 +69,7 @@ def print_run(run: Run, ranks: bool) -> None:
         f"{placement.ranks // placement.hosts} rank(s) x {placement.threads} thread(s), {placement.backend}, {placement.strategy}"
     )
     out.print(spec.plan.line())
-    for line in (spec.plan.lr_note, mathematics_note(placement)):
+    for line in (spec.plan.lr_note, mathematics_note(spec)):
         if line:
             out.print(line)
     epochs = run.epochs()
@@ -106,11 +106,11 @@ def print_run(run: Run, ranks: bool) -> None:
     out.print(f"[dim]{run.folder}[/dim]", soft_wrap=True)
 
 
-def mathematics_note(placement: Any) -> str:
+def mathematics_note(spec: Any) -> str:
     """A placement that computes something else than one process would says so wherever it is shown."""
     from lockstep.placement import changes_mathematics
 
-    changed = changes_mathematics(placement)
+    changed = changes_mathematics(spec.placement, spec.recipe)
     return f"[yellow]changes the mathematics[/yellow]: {changed}" if changed else ""
 
 

@@ -41,7 +41,7 @@ def command(words: tuple[str, ...], data_root: Path | None, keep: bool, as_json:
         raise InputError(
             f"hosts={placement.hosts}: verify starts everything by itself; choose hosts=1, hosts=emulated:{placement.hosts} or launcher=slurm"
         )
-    changed = changes_mathematics(placement)
+    changed = changes_mathematics(placement, recipe)
     if changed:
         note(f"this placement changes the mathematics, so differences are expected: {changed}")
     folder = Path(tempfile.mkdtemp(prefix="lockstep-verify-"))

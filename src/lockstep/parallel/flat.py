@@ -32,7 +32,9 @@ class Flat:
         if placement.ranks == 1:
             return
         self._buckets = [Bucket(parameters, device, group) for parameters in self._divide(trained(model))]
-        self._buffers = list(model.buffers())
+        # What DDP is told to leave alone (statistics that `layers.settle` puts together) is left alone here too.
+        own = set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
+        self._buffers = [buffer for name, buffer in model.named_buffers() if name not in own]
         start_together(model, group)
         self.exchange = self._exchange
 

@@ -82,8 +82,10 @@ class Quick:
 
     def sum(self, tensor: torch.Tensor) -> bool:
         """The sum, if this memory has a plan. One function, because each call of Python's would be a tenth of the whole."""
+        if not tensor.is_contiguous():  # nor is a sparse one, which has no address to look up
+            return False
         plan = self._plans.get((tensor.data_ptr(), tensor.numel(), tensor.dtype))
-        if plan is None or not tensor.is_contiguous():
+        if plan is None:
             return False
         memory, mine, first, second, others, tag = plan
         segment = self._segment

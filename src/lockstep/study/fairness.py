@@ -64,7 +64,7 @@ def _disagreement(cells: Cells) -> list[str]:
 def _mathematics(cells: Cells) -> list[str]:
     found = []
     for name, runs in cells.items():
-        reason = changes_mathematics(runs[0].spec.placement)
+        reason = changes_mathematics(runs[0].spec.placement, runs[0].spec.recipe)
         if reason:
             found.append(
                 f"'{name}' computes something else than one process would: {reason}; its accuracy is part of its price"
