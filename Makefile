@@ -24,10 +24,10 @@ demo: setup  ## Train the MNIST net with one process and with two ranks, and com
 	$(BIN)/lockstep demo
 
 # Slurm comes from the system's packages, where we may install them; without it, its tests are skipped and say so. Most tests
-# wait for processes to start and to end, so they go two at a time; those of one cluster stay together.
+# wait for processes to start and to end, so two files go at a time.
 test: setup  ## Run every test; CI runs this.
 	@bash .ci/slurm
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --durations=25
+	$(BIN)/python -m pytest -n 2 --dist loadfile --durations=25
 
 lint: setup  ## Check style and types.
 	$(BIN)/ruff check src tests benchmarks

@@ -12,30 +12,30 @@ import pytest
 
 from support import Cli, processes_of
 
+# Two workers share the cores: threads that wait for each other by spinning would keep the other one's tests from them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # A shell that starts something in the background has it ignore Ctrl-C, and all that it starts as well: tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Tests of these files share something that takes seconds to start: one worker gets all of them. They go first, so that the
-# many short tests can fill up what is left.
-TOGETHER = {
-    "test_slurm.py": "slurm",
-    "test_study_slurm.py": "slurm",
-    "test_shm.py": "shm",
-    "test_strategies.py": "strategies",
-    "test_regularize.py": "regularize",
-    "test_session.py": "session",
-}
+# A worker has all tests of a file, because they share what takes seconds to start. The longest files go first, so that the
+# others can fill up what is left.
+LONGEST = (
+    "test_slurm.py",
+    "test_shm.py",
+    "test_faults.py",
+    "test_verify.py",
+    "test_cli.py",
+    "test_mpi.py",
+    "test_emulated.py",
+)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        group = TOGETHER.get(item.path.name)
-        if group:
-            item.add_marker(pytest.mark.xdist_group(group))
-    order = [*TOGETHER]
-    items.sort(key=lambda item: order.index(item.path.name) if item.path.name in order else len(order))
+    order = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
 @pytest.fixture

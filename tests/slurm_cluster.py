@@ -29,6 +29,7 @@ SlurmUser=root
 AuthInfo=socket={folder}/munge/munge.socket,cred_expire=5
 CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 SlurmctldPort={port}
+FirstJobId={first_job}
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool/%n
 TmpFS={folder}/tmp/%n
@@ -74,7 +75,9 @@ class Cluster:
         (self.folder / "munge" / "key").write_bytes(os.urandom(1024))
         (self.folder / "munge" / "key").chmod(0o600)
         port, port1, port2 = _free_ports(3)
-        text = _CONFIGURATION.format(folder=self.folder, port=port, port1=port1, port2=port2)
+        # Ranks meet at a port by the job's number: two clusters, or one right after the other, must not number alike.
+        first_job = random.randrange(1, 9000)
+        text = _CONFIGURATION.format(folder=self.folder, port=port, port1=port1, port2=port2, first_job=first_job)
         (self.folder / "slurm.conf").write_text(text)
         munge = self.folder / "munge"
         self._begin(

@@ -24,6 +24,7 @@ SHORT = (
     "optimizer.lr=0.005",
     "seed=7",
     "backend=gloo",
+    "threads=1",
 )
 
 

@@ -43,6 +43,7 @@ from torch.nn import functional
 import lockstep
 from lockstep import models
 
+
 words = argparse.ArgumentParser()
 words.add_argument("--limit", type=int, default=703)
 words.add_argument("--batch", type=int, default=48)

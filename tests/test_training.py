@@ -234,6 +234,6 @@ def test_mnist_reaches_97_per_cent_after_three_epochs(module_cli: Cli) -> None:
     fetched = module_cli("data", "fetch", "mnist")
     if fetched.returncode == 4:
         pytest.skip(f"MNIST cannot be had here: {fetched.stderr.splitlines()[-1]}")
-    document = module_cli.run("data=mnist", "global_batch=32", "epochs=3", "optimizer.lr=0.001")
+    document = module_cli.run("data=mnist", "global_batch=32", "epochs=3", "optimizer.lr=0.001", "threads=1")
     assert document["test_samples"] == 10_000
     assert document["test_accuracy"] >= 0.97

@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "verify": ("lockstep.cli.verify", "Prove that N ranks compute the same as one process."),
     "study": ("lockstep.cli.study", "Vary factors, repeat every cell in turns, compare."),
     "compare": ("lockstep.cli.compare", "Compare runs, or the cells of a study."),
+    "export": ("lockstep.cli.export", "Write runs as a table that other tools open: CSV, JSON, Parquet."),
     "completion": ("lockstep.cli.completion", "Print the shell completion script."),
 }
 

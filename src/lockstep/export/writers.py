@@ -1,0 +1,57 @@
+"""Tables as files: CSV and JSON by the standard library, Parquet by pyarrow."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from lockstep.errors import InputError
+from lockstep.export.tables import Row, columns_of
+
+
+def write_csv(rows: Sequence[Row], path: Path) -> None:
+    with _whole(path) as file:
+        writer = csv.DictWriter(file, columns_of(rows))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def write_json(rows: Sequence[Row], path: Path) -> None:
+    with _whole(path) as file:
+        json.dump(list(rows), file, indent=1)
+        file.write("\n")
+
+
+def write_parquet(rows: Sequence[Row], path: Path) -> None:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise InputError("--format parquet needs pyarrow: pip install 'lockstep[export]'") from None
+    table = pyarrow.table({name: [row.get(name) for row in rows] for name in columns_of(rows)})
+    temporary = path.with_name(f".{path.name}.tmp")
+    parquet.write_table(table, temporary)
+    temporary.replace(path)
+
+
+WRITERS: dict[str, Callable[[Sequence[Row], Path], None]] = {
+    "csv": write_csv,
+    "json": write_json,
+    "parquet": write_parquet,
+}
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[IO[str]]:
+    """The file is there when it is whole, or not at all."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8", newline="") as file:
+            yield file
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}") from None
+    temporary.replace(path)
