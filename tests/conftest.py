@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from support import Cli, processes_of
+from support import SHORT, Cli, processes_of
 
 # Two workers share the cores: threads that wait for each other by spinning would keep the other one's tests from them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -32,6 +34,13 @@ LONGEST = (
 )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests start over a thousand processes. Where Python may not write what it compiled, each would compile Lockstep anew."""
+    if not hasattr(config, "workerinput"):
+        for folder in ("src", "tests"):
+            compileall.compile_dir(Path(__file__).parents[1] / folder, quiet=2)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {name: place for place, name in enumerate(LONGEST)}
@@ -50,3 +59,9 @@ def cli(tmp_path: Path) -> Iterator[Cli]:
 @pytest.fixture(scope="module")
 def module_cli(tmp_path_factory: pytest.TempPathFactory) -> Cli:
     return Cli(tmp_path_factory.mktemp("lockstep"))
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """One process that trains SHORT: what runs in other places are compared with. Trained once for all files."""
+    return Cli(tmp_path_factory.mktemp("alone")).run(*SHORT)

@@ -43,7 +43,8 @@ def killed(cli: Cli, *words: str) -> Run:
     process = cli.start("run", *RICH, "epochs=100000", "--checkpoint-every", "1", "--keep", "3", *words)
     run = wait_for(lambda: next((Run(p.parent) for p in cli.runs.glob("*/run.json")), None), what="the run folder")
     wait_for(lambda: len(checkpoint.checkpoints_in(run.folder / "checkpoints")) == 3, what="three checkpoints")
-    os.kill(int(run.rank_statuses()[0]["pid"]), signal.SIGKILL)
+    rank = wait_for(run.rank_statuses, what="the rank's sign of life")[0]
+    os.kill(int(rank["pid"]), signal.SIGKILL)
     process.kill()
     process.communicate(timeout=20)
     return run
@@ -120,15 +121,13 @@ def test_what_is_not_ours_is_refused_with_its_name(tmp_path: Path) -> None:
     assert not (tmp_path / "touched").exists(), "nothing in it was called"
 
 
-def test_only_how_long_and_where_may_change(module_cli: Cli, cli: Cli) -> None:
+def test_only_how_long_and_where_may_change(module_cli: Cli, alone: dict[str, Any]) -> None:
     first = module_cli.run(*SHORT, "threads=1", "epochs=1", "--checkpoint-every", "1")
     message = module_cli.error("run", "--resume", first["id"], "seed=8", code=2)
     assert "seed was 7; only epochs, max_steps, early_stopping and the placement may change" in message
     longer = module_cli.run("--resume", first["id"], "epochs=2")
-    straight = module_cli.run(*SHORT, "threads=1", "epochs=2")
-    assert longer["weights_sha256"] == straight["weights_sha256"]
-    without = module_cli.run(*SHORT, "threads=1", "epochs=1")
-    assert "it has no checkpoint" in module_cli.error("run", "--resume", without["id"], code=2)
+    assert longer["weights_sha256"] == alone["weights_sha256"]
+    assert "it has no checkpoint" in module_cli.error("run", "--resume", alone["run"], code=2)
 
 
 def test_early_stopping_stops_and_goes_back_to_the_best(module_cli: Cli) -> None:

@@ -359,11 +359,6 @@ def test_a_dry_run_shows_every_command_and_makes_nothing(cli: Cli) -> None:
 # Runs
 
 
-@pytest.fixture(scope="module")
-def alone(module_cli: Cli) -> dict[str, Any]:
-    return module_cli.run(*SHORT, "threads=1")
-
-
 @here
 @pytest.mark.parametrize(
     ("launcher", "ranks", "link"),

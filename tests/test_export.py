@@ -53,3 +53,13 @@ def test_steps_as_parquet_open_with_arrow(module_cli: Cli, run: dict[str, Any]) 
 def test_what_cannot_be_written(module_cli: Cli, run: dict[str, Any]) -> None:
     assert "its ending says no format" in module_cli.error("export", "last", "-o", "runs.xyz", code=2)
     assert "there is no folder" in module_cli.error("export", "last", "-o", "nowhere/runs.csv", code=2)
+
+
+def test_a_folder_for_tensorboard(module_cli: Cli, run: dict[str, Any]) -> None:
+    """What is in it is looked at in test_export_trackers.py."""
+    board = exported(module_cli, "board", "--format", "tensorboard")
+    assert [path.name for path in board.iterdir() if path.name != "ranks"] == [run["id"]]
+    assert len(list((board / "ranks").rglob("events.out.tfevents.*"))) == 2
+    tensorboard = ("--format", "tensorboard")
+    assert "leave it out" in module_cli.error("export", "last", "-o", "b", *tensorboard, "--what", "steps", code=2)
+    assert "is a folder already" in module_cli.error("export", "last", "-o", "board", "--format", "csv", code=2)

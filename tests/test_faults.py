@@ -11,6 +11,7 @@ import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -223,7 +224,7 @@ def test_no_room_for_the_run(cli: Cli, tiny_disk: Path) -> None:
     assert "no room for the run" in message
 
 
-def test_two_hosts_on_this_machine_by_the_commands_that_dry_run_prints(cli: Cli) -> None:
+def test_two_hosts_on_this_machine_by_the_commands_that_dry_run_prints(cli: Cli, alone: dict[str, Any]) -> None:
     """Each "host" runs the command that --dry-run printed for it; they meet over loopback."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -251,7 +252,6 @@ def test_two_hosts_on_this_machine_by_the_commands_that_dry_run_prints(cli: Cli)
     assert summary
     assert summary["ranks_agree"]
     assert run.status()["state"] == "done"
-    alone = cli.run(*SHORT, "threads=1")
     assert summary["train_loss"] == pytest.approx(alone["train_loss"], rel=1e-5)
 
 

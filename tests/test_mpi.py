@@ -108,19 +108,14 @@ def test_a_launcher_of_the_other_mpi_is_refused(tmp_path: Path, mpi: str) -> Non
 # ---------------------------------------------------------------- training
 
 
-@pytest.fixture(scope="module")
-def alone(module_cli: Cli) -> Run:
-    return Run(Path(module_cli.run(*SHORT, "threads=1")["run"]))
-
-
 @ON_EVERY_MPI
-def test_training_equals_one_process_and_gloo_to_the_bit(module_cli: Cli, alone: Run, mpi: str) -> None:
+def test_training_equals_one_process_and_gloo_to_the_bit(module_cli: Cli, alone: dict[str, Any], mpi: str) -> None:
     """a + b is b + a, so with two ranks gloo and MPI must end with the same weights, bit for bit."""
     runs = {}
     for backend in ("gloo", "mpi"):
         document = module_cli.run(*SHORT, *TWO, f"backend={backend}", f"mpi={mpi}")
         runs[backend] = run = Run(Path(document["run"]))
-        np.testing.assert_allclose(step_losses(run), step_losses(alone), rtol=1e-4)
+        np.testing.assert_allclose(step_losses(run), step_losses(Run(Path(alone["run"]))), rtol=1e-4)
         assert document["ranks_agree"]
         assert not processes_of(run.folder)
     assert runs["gloo"].summary()["weights_sha256"] == runs["mpi"].summary()["weights_sha256"]  # type: ignore[index]

@@ -417,11 +417,6 @@ def test_a_network_namespace_is_a_host_of_its_own() -> None:
     assert inside.stdout.split("|")[:2] == here.split("|")[:2], "the same machine and boot"
 
 
-@pytest.fixture(scope="module")
-def alone(module_cli: Cli) -> Any:
-    return module_cli.run(*SHORT, "threads=1")
-
-
 @pytest.mark.parametrize("words", [("ranks=2",), ("ranks=4",), ("ranks=2", "strategy=flat")], ids=" ".join)
 def test_runs_compute_what_one_process_computes(module_cli: Cli, alone: Any, words: tuple[str, ...]) -> None:
     run = module_cli.run(*SHORT, "threads=1", "backend=shm", *words)

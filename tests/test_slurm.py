@@ -115,11 +115,6 @@ def on_cluster(cluster: Cluster, cli: Cli) -> Iterator[Cli]:
     wait_for(lambda: cluster.idle() == 2, seconds=10, what="both nodes to be idle again")
 
 
-@pytest.fixture(scope="module")
-def alone(module_cli: Cli) -> dict[str, Any]:
-    return module_cli.run(*SHORT, "threads=1")
-
-
 def assert_same_as_alone(document: dict[str, Any], alone: dict[str, Any]) -> None:
     assert document["ranks_agree"]
     assert document["train_loss"] == pytest.approx(alone["train_loss"], rel=1e-5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -392,8 +394,7 @@ def test_a_whole_run_with_zero_ends_with_the_same_bits(module_cli: Cli) -> None:
     assert with_zero["ranks_agree"]
 
 
-def test_a_whole_run_with_fsdp_learns_what_one_process_does(module_cli: Cli) -> None:
-    alone = module_cli.run(*SHORT, "threads=1")
+def test_a_whole_run_with_fsdp_learns_what_one_process_does(module_cli: Cli, alone: dict[str, Any]) -> None:
     divided = module_cli.run(*SHORT, *TWO, "strategy=fsdp", "accumulation=2")
     assert divided["ranks_agree"]
     assert divided["test_loss"] == pytest.approx(alone["test_loss"], rel=1e-4)
@@ -403,3 +404,22 @@ def test_a_whole_run_with_fsdp_learns_what_one_process_does(module_cli: Cli) -> 
 
 def test_dp_on_a_cpu_is_one_line(module_cli: Cli) -> None:
     assert "a CPU is one device" in module_cli.error("run", *SHORT, "strategy=dp", code=2)
+
+
+def test_ddp_does_not_import_the_compiler() -> None:
+    """It would take as long as torch itself, in every rank of every run."""
+    script = """
+import sys, torch, torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+from lockstep.parallel.strategies import Ddp
+from lockstep.placement import Placement
+dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+ddp = Ddp(torch.nn.Linear(4, 2), Placement(ranks=2), torch.device("cpu"))
+ddp.model(torch.ones(3, 4)).sum().backward()
+assert "torch._dynamo" not in sys.modules and "sympy" not in sys.modules
+import torch._dynamo
+assert torch._dynamo.utils.get_optimize_ddp_mode() == "ddp_optimizer", "what stood in for it is gone"
+ddp.model(torch.ones(3, 4)).sum().backward()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

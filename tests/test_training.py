@@ -27,8 +27,8 @@ GOLDEN = Path(__file__).with_name("golden_losses.json")
 
 
 @pytest.fixture(scope="module")
-def alone(module_cli: Cli) -> Run:
-    return Run(Path(module_cli.run(*SHORT, "threads=1")["run"]))
+def alone(alone: dict[str, Any]) -> Run:
+    return Run(Path(alone["run"]))
 
 
 @pytest.fixture(scope="module")

@@ -132,6 +132,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     seed: Annotated[int, Meta(ge=0)] = 123
 
 
+# What may change when a run goes on from a checkpoint: how long, not what.
+MAY_CHANGE = ("epochs", "max_steps", "early_stopping")
+
 # Which settings each choice reads; one that is set and not read deserves a warning, never silence.
 _READ_BY_OPTIMIZER = {
     "adam": ("beta1", "beta2", "eps"),

@@ -22,7 +22,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -30,7 +30,9 @@ from lockstep.errors import InputError, LockstepError
 from lockstep.placement import Placement, Plan
 from lockstep.recipe import Recipe
 
+T = TypeVar("T")
 FORMAT = 1
+CHECKPOINTS = "checkpoints"
 ENDED = ("done", "failed", "stalled", "cancelled")
 # A rank shows a sign of life about twice a second; one that is silent for so long is stalled (or its host is).
 STALLED_AFTER_S = 30.0
@@ -38,6 +40,14 @@ STALLED_AFTER_S = 30.0
 
 class FolderExists(InputError):
     """The folder of a new run is there already."""
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """Instead of training, measure ways to take a step against each other (training/probe.py)."""
+
+    batches: list[int] = []
+    """Further sizes of one rank's batch, beside the recipe's own and its double."""
+    seconds: float = 12.0
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +68,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     script: str | None = None
     """The user's own training loop, instead of the recipe's."""
     script_args: list[str] = []
+    probe: Probe | None = None
+    trace: int | None = None
+    """Keep the timeline of so many steps after warm-up (docs/timeline.md)."""
+    profile: int | None = None
+    """Let torch's profiler look at so many steps after those."""
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +130,18 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def read_struct(path: Path, kind: type[T], what: str) -> T:
+    """A JSON file of ours as what it was written from; the error names the folder that it belongs to."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except OSError as error:
+        raise InputError(f"{what} {path.parent}: cannot read {path.name}: {error.strerror}") from None
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise InputError(
+            f"{what} {path.parent}: {path.name} was not written by this version of Lockstep: {error}"
+        ) from None
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -191,14 +218,7 @@ class Run:
         write_atomic(self.folder / "run.json", msgspec.to_builtins(spec))
 
     def spec(self) -> Spec:
-        try:
-            return msgspec.json.decode((self.folder / "run.json").read_bytes(), type=Spec)
-        except OSError as error:
-            raise InputError(f"run {self.folder}: cannot read run.json: {error.strerror}") from None
-        except (msgspec.ValidationError, msgspec.DecodeError) as error:
-            raise InputError(
-                f"run {self.folder}: run.json was not written by this version of Lockstep: {error}"
-            ) from None
+        return read_struct(self.folder / "run.json", Spec, "run")
 
     def write_status(self, state: str, **more: Any) -> None:
         """The run's own state; `since` lets readers show how long it has been so."""

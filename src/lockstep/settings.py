@@ -108,6 +108,14 @@ def _toml_lines(chosen: Any, default: Any) -> list[str]:
     return lines
 
 
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> Tree:
+    """Nested settings by the dotted keys that `key=value` takes."""
+    found: Tree = {}
+    for key, value in tree.items():
+        found |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return found
+
+
 def _merge_file(path: Path, recipe: Tree, placement: Tree) -> None:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -5,7 +5,6 @@ It finds its rank in its launcher's environment, reads the recipe from the run f
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 import traceback
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING
 from lockstep.errors import InputError, LockstepError, RunFailed
 from lockstep.measure.recorder import write_failure
 from lockstep.parallel.ranks import Rank, detect
-from lockstep.process import die_with_parent, pin, redirect_output
+from lockstep.process import die_with_parent, end_now, import_torch, pin, redirect_output
 from lockstep.run import Run, Spec, write_atomic
 
 if TYPE_CHECKING:
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
 def work(run: Run, spec: Spec, rank: Rank) -> None:
     """Data, model, strategy, training, results."""
+    import_torch()
     import torch
 
     from lockstep.measure.environment import fingerprint
@@ -46,10 +46,7 @@ def work(run: Run, spec: Spec, rank: Rank) -> None:
     group.leave()
     if rank.is_first and placement.launcher == "slurm":
         return  # it holds the meeting point: a server that leaves before its clients blocks its port for a minute
-    # Taking torch apart takes 0.5 to 2 s, and nothing of it is needed. What others have asked to do at the end (MPI says
-    # goodbye) is done.
-    atexit._run_exitfuncs()
-    group.exit_now(0)
+    end_now(0)
 
 
 def _train(run: Run, spec: Spec, rank: Rank, device: torch.device) -> None:
@@ -58,6 +55,11 @@ def _train(run: Run, spec: Spec, rank: Rank, device: torch.device) -> None:
     from lockstep.training.assemble import assemble
     from lockstep.training.state import whole_state
 
+    if spec.options.probe:
+        from lockstep.training import probe
+
+        probe.measure(run, spec, rank, device)
+        return
     made = assemble(run, spec, rank, device)
     if spec.options.capture_gradients:
         capture.gradients(run, rank, made.model, made.stepper, made.train, spec)

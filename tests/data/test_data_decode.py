@@ -7,6 +7,7 @@ import io
 import os
 import pickle
 import tarfile
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,16 @@ def test_exploits_are_refused_before_anything_is_called(
 def test_other_pickles_are_refused(raw: bytes) -> None:
     with pytest.raises(Rejected):
         load_plain(raw)
+
+
+def test_a_pickle_that_asks_for_gigabytes_in_nine_bytes_is_rejected_at_once() -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(Rejected, match="value 1,073,741,824 is named"):
+            load_plain(b"\x80\x02Nr\x00\x00\x00\x40.")
+        assert tracemalloc.get_traced_memory()[1] < 1e6
+    finally:
+        tracemalloc.stop()
 
 
 @settings(max_examples=200, deadline=None)

@@ -126,7 +126,8 @@ def test_a_small_convnet_learns_it_and_a_linear_model_does_not(name: str) -> Non
 
     def accuracy(model: nn.Module) -> float:
         x, y = prepared(data.train_images), torch.tensor(np.array(data.train_labels)).long()
-        optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+        x, model = x.to(memory_format=torch.channels_last), model.to(memory_format=torch.channels_last)
+        optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=True)
         for _ in range(3):
             for rows in torch.randperm(len(x)).split(32):
                 optimizer.zero_grad()

@@ -7,6 +7,7 @@ all of the result with what `calls` calls since the last fill must have made.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 
 import torch
 
@@ -35,7 +36,7 @@ def difference(found: torch.Tensor, wanted: torch.Tensor, tolerance: float = 0.0
     )
 
 
-class Case:
+class Case(ABC):
     """One collective on buffers of one size. The message of a divided one is `whole` long, a rank's part `part`."""
 
     name = ""
@@ -53,12 +54,12 @@ class Case:
         self.input = self.of(self.rank)
         self.output = self.spoilt(self.whole)
 
-    def call(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def call(self) -> None: ...
 
+    @abstractmethod
     def wanted(self) -> torch.Tensor | None:
         """What the output must be; None on a rank that gets none."""
-        raise NotImplementedError
 
     def check(self, calls: int) -> str | None:
         wanted = self.wanted()

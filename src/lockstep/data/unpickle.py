@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -103,6 +104,7 @@ class _Reader(pickle.Unpickler):
 def load_plain(raw: bytes) -> Any:
     """The object in a pickle made of nothing but plain values (and arrays, as our stand-in)."""
     try:
+        _check_memo(raw)
         # Python 2 wrote these files: its strings come out as bytes.
         return _Reader(io.BytesIO(raw), encoding="bytes").load()
     except Rejected:
@@ -110,6 +112,16 @@ def load_plain(raw: bytes) -> Any:
     except Exception as error:  # a damaged pickle can raise nearly anything
         text = " ".join(str(error).split())
         raise Rejected(f"damaged pickle ({type(error).__name__}: {text})") from None
+
+
+def _check_memo(raw: bytes) -> None:
+    """Refuse a pickle that numbers a value far beyond its values.
+
+    Python's reader takes 16 bytes of memory for every number up to the largest: nine bytes of pickle can ask for 64 GiB.
+    """
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(raw), start=1):
+        if "PUT" in opcode.name and isinstance(argument, int) and argument > count:
+            raise Rejected(f"damaged pickle (value {argument:,} is named after {count:,} steps)")
 
 
 def load_batch(raw: bytes) -> tuple[NDArray[np.uint8], bytes]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from lockstep.measure.records import read_steps
 from lockstep.run import Run
+from lockstep.settings import flatten
 
 Row = dict[str, Any]
 # Long lists that belong to a rank, not to a line.
@@ -46,8 +47,8 @@ def _run_row(run: Run) -> Row:
         "state": status["state"],
         "cause": status.get("cause"),
         "created": spec.created,
-        **{f"recipe.{key}": value for key, value in flat(msgspec.to_builtins(spec.recipe))},
-        **{f"placement.{key}": value for key, value in flat(msgspec.to_builtins(spec.placement))},
+        **_cells("recipe", spec.recipe),
+        **_cells("placement", spec.placement),
         **{key: value for key, value in summary.items() if key not in _LEFT_OUT},
         "memory_growth_bytes": max(known) if known else None,
         "cpu": run.environment().get("cpu"),
@@ -62,10 +63,7 @@ def _step_rows(run: Run) -> Iterator[Row]:
             yield {"run": run.id, "rank": rank, **dict(zip(names, values, strict=True))}
 
 
-def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested settings by dotted names; a list as text, since a table's cell holds one value."""
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, " ".join(map(str, value)) if isinstance(value, list) else value
+def _cells(table: str, settings: Any) -> Row:
+    """Settings by dotted names; a list as text, since a table's cell holds one value."""
+    flat = flatten({table: msgspec.to_builtins(settings)})
+    return {key: " ".join(map(str, value)) if isinstance(value, list) else value for key, value in flat.items()}

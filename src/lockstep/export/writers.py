@@ -14,14 +14,14 @@ from lockstep.export.tables import Row, columns_of
 
 
 def write_csv(rows: Sequence[Row], path: Path) -> None:
-    with _whole(path) as file:
+    with whole_file(path) as file:
         writer = csv.DictWriter(file, columns_of(rows))
         writer.writeheader()
         writer.writerows(rows)
 
 
 def write_json(rows: Sequence[Row], path: Path) -> None:
-    with _whole(path) as file:
+    with whole_file(path) as file:
         json.dump(list(rows), file, indent=1)
         file.write("\n")
 
@@ -46,7 +46,7 @@ WRITERS: dict[str, Callable[[Sequence[Row], Path], None]] = {
 
 
 @contextmanager
-def _whole(path: Path) -> Iterator[IO[str]]:
+def whole_file(path: Path) -> Iterator[IO[str]]:
     """The file is there when it is whole, or not at all."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:

@@ -13,7 +13,7 @@ import msgspec
 from lockstep import models
 from lockstep.data import check_name, open_data
 from lockstep.errors import InputError
-from lockstep.launch import emulate, mpirun, slurm, spawn, torchrun
+from lockstep.launch import emulate, emulated, mpirun, slurm, spawn, torchrun
 from lockstep.launch.auto import choose_backend
 from lockstep.launch.base import Start
 from lockstep.launch.supervise import Progress, supervise
@@ -95,7 +95,7 @@ def discard(folder: Path) -> None:
 def starts_of(spec: Spec, folder: Path, host_index: int) -> list[Start]:
     """The processes that one host starts; for emulated hosts, those of all of them as they are planned."""
     if spec.placement.emulated:
-        return emulate.starts(spec, folder, emulate.planned(spec.placement))
+        return emulated.starts(spec, folder, emulate.planned(spec.placement))
     return LAUNCHERS[spec.placement.launcher](spec, folder, host_index)
 
 
@@ -119,7 +119,7 @@ def execute(folder: Path, spec: Spec, host_index: int = 0, progress: Progress | 
                 return run
             if network is not None:
                 write_atomic(folder / "network.json", network.document())
-                starts = emulate.starts(spec, folder, network)
+                starts = emulated.starts(spec, folder, network)
             else:
                 starts = starts_of(spec, folder, host_index)
             supervise(run, spec, starts, host_index, progress)

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from lockstep.errors import RunFailed
-from lockstep.process import PARENT, die_with_parent
+from lockstep.process import PARENT, die_with_parent, end_now, import_torch
 from lockstep.run import write_atomic
 
 
@@ -19,9 +19,11 @@ def main() -> None:
     os.environ[PARENT] = str(os.getpid())  # of the ranks that torchrun starts
     folder, host_index, words = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
 
+    import_torch()
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    code = 0
     try:
         torchrun.main(words)
     except ChildFailedError as error:
@@ -30,7 +32,12 @@ def main() -> None:
             for rank, failure in error.failures.items()
         ]
         write_atomic(folder / f"agent-{host_index}.json", {"failures": accounts})
-        sys.exit(RunFailed.exit_code)
+        code = RunFailed.exit_code
+    if "--standalone" in words:
+        end_now(code)
+    sys.exit(
+        code
+    )  # it may hold the hosts' meeting point: a server that leaves before its clients blocks its port for a minute
 
 
 if __name__ == "__main__":

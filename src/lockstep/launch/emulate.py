@@ -18,21 +18,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from lockstep.errors import InputError, RunFailed
-from lockstep.launch import torchrun
-from lockstep.launch.base import Start, default_environment, thread_environment, worker_argv
 from lockstep.launch.link import Link, parse_link
 from lockstep.launch.tunlink import INTERFACE, QUEUE_S
-from lockstep.parallel.ranks import Rank, environment_for
 from lockstep.placement import Placement, ranks_per_host
 from lockstep.process import PARENT
-from lockstep.run import Run, Spec
+from lockstep.run import Run
 
 # Namespaces keep these to themselves, so every emulated network can have the same.
 SUBNET = "10.77"
-PORT = 29500
 MOST_HOSTS = 250
 # What a host may send at once after a pause, in seconds of its rate. With a quarter of it, "1gbit" carried 480 Mbit/s on a
 # busy machine: the kernel cuts its 64 KiB chunks up where they are longer than this (docs/emulated-hosts.md).
@@ -244,38 +238,6 @@ def _last_words(process: subprocess.Popen[bytes]) -> str:
     _, errors = process.communicate()
     said = errors.decode(errors="replace").strip().splitlines()
     return said[-1] if said else f"exit code {process.returncode}"
-
-
-def starts(spec: Spec, folder: Path, network: Network) -> list[Start]:
-    """One process per rank, or one torchrun per host, each on its emulated host."""
-    placement = spec.placement
-    if placement.launcher == "torchrun":
-        meeting = msgspec.structs.replace(placement, rendezvous=f"{network.hosts[0].address}:{PORT}")
-        together = msgspec.structs.replace(spec, placement=meeting)
-        return [
-            _on(host, start)
-            for index, host in enumerate(network.hosts)
-            for start in torchrun.starts(together, folder, index)
-        ]
-    local, world = ranks_per_host(placement), placement.ranks
-    return [
-        _on(
-            network.hosts[rank // local],
-            Start(
-                argv=worker_argv(folder),
-                environment=environment_for(Rank(rank, world, rank % local, local)) | thread_environment(placement),
-                defaults=default_environment(placement),
-                rank=rank,
-            ),
-        )
-        for rank in range(world)
-    ]
-
-
-def _on(host: Host, start: Start) -> Start:
-    # Over what the user's shell says: an interface of this machine does not exist on an emulated host.
-    interfaces = {"GLOO_SOCKET_IFNAME": host.interface, "NCCL_SOCKET_IFNAME": host.interface}
-    return replace(start, argv=[*host.prefix, *start.argv], environment=start.environment | interfaces)
 
 
 def of_run(run: Run) -> Network:

@@ -5,19 +5,13 @@ Nothing of the earlier run is written over. Its recipe is taken as it was; how l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import msgspec
 
 from lockstep.errors import InputError
 from lockstep.placement import Placement
-from lockstep.recipe import Recipe
-from lockstep.run import Run
-from lockstep.settings import load
-
-MAY_CHANGE = ("epochs", "max_steps", "early_stopping")
-CHECKPOINTS = "checkpoints"
+from lockstep.recipe import MAY_CHANGE, Recipe
+from lockstep.run import CHECKPOINTS, Run
+from lockstep.settings import flatten, load
 
 
 def resumed(run: Run, words: tuple[str, ...]) -> tuple[Recipe, Placement]:
@@ -29,7 +23,8 @@ def resumed(run: Run, words: tuple[str, ...]) -> tuple[Recipe, Placement]:
     spec = run.spec()
     # The global batch is what makes it the same recipe, also where it was stated per rank.
     was = msgspec.structs.replace(spec.recipe, batch_per_rank=None)
-    recipe, placement = load([], words, base=flat(msgspec.to_builtins(was)))
+    stated = {key: value for key, value in flatten(msgspec.to_builtins(was)).items() if value is not None}
+    recipe, placement = load([], words, base=stated)
     for key, now in msgspec.to_builtins(recipe).items():
         before = msgspec.to_builtins(was)[key]
         if now != before and key not in MAY_CHANGE:
@@ -40,14 +35,3 @@ def resumed(run: Run, words: tuple[str, ...]) -> tuple[Recipe, Placement]:
     if placement == Placement():
         placement = spec.placement
     return recipe, placement
-
-
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as the keys that `key=value` takes."""
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            found |= flat(value, f"{prefix}{key}.")
-        elif value is not None:
-            found[prefix + key] = value
-    return found

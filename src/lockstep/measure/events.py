@@ -34,7 +34,7 @@ def _masked_crc(data: bytes) -> bytes:
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
-def _varint(number: int) -> bytes:
+def varint(number: int) -> bytes:
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)
@@ -43,13 +43,25 @@ def _varint(number: int) -> bytes:
     return bytes(out)
 
 
-def _field(number: int, payload: bytes) -> bytes:
+def field(number: int, payload: bytes) -> bytes:
     """A length-delimited protobuf field."""
-    return _varint(number << 3 | 2) + _varint(len(payload)) + payload
+    return varint(number << 3 | 2) + varint(len(payload)) + payload
 
 
-def _event(step: int, body: bytes) -> bytes:
-    return b"\x09" + struct.pack("<d", time.time()) + b"\x10" + _varint(step) + body
+def record(step: int, body: bytes, at: float | None = None) -> bytes:
+    """One event as it stands in the file: its length, its bytes, and a checksum of each."""
+    event = b"\x09" + struct.pack("<d", time.time() if at is None else at) + b"\x10" + varint(step) + body
+    length = struct.pack("<Q", len(event))
+    return length + _masked_crc(length) + event + _masked_crc(event)
+
+
+FIRST = field(3, b"brain.Event:2")
+
+
+def scalars(values: Mapping[str, float]) -> bytes:
+    """The body of an event that holds one number a tag."""
+    parts = (field(1, field(1, tag.encode()) + b"\x15" + struct.pack("<f", value)) for tag, value in values.items())
+    return field(5, b"".join(parts))
 
 
 class EventFile:
@@ -59,17 +71,10 @@ class EventFile:
         folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{int(time.time())}.{os.getpid()}.lockstep"
         self._file = (folder / name).open("ab", buffering=0)
-        self._write(_event(0, _field(3, b"brain.Event:2")))
+        self._file.write(record(0, FIRST))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        summary = b"".join(
-            _field(1, _field(1, tag.encode()) + b"\x15" + struct.pack("<f", value)) for tag, value in values.items()
-        )
-        self._write(_event(step, _field(5, summary)))
-
-    def _write(self, record: bytes) -> None:
-        length = struct.pack("<Q", len(record))
-        self._file.write(length + _masked_crc(length) + record + _masked_crc(record))
+        self._file.write(record(step, scalars(values)))
 
     def close(self) -> None:
         self._file.close()

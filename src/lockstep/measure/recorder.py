@@ -6,29 +6,55 @@ import os
 import platform
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from time import perf_counter, perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from lockstep.errors import InputError
 from lockstep.measure.clock import CpuClock, CudaClock, StepClock
 from lockstep.measure.events import EventFile
 from lockstep.measure.records import StepLog
-from lockstep.run import Run, append_line, folder_error, write_atomic
+from lockstep.run import Run, Spec, append_line, folder_error, write_atomic
 
 if TYPE_CHECKING:
     import torch
 
+    from lockstep.measure.trace import Trace
+
 BEAT_S = 0.5
 EVENT_EVERY_STEPS = 100
+
+
+class Extra(Protocol):
+    """What looks more closely at a few steps."""
+
+    def after_step(self, rows: int) -> None:
+        """So many step rows are written."""
+
+    def aside(self, name: str, begin: float) -> None:
+        """Something that is no step went on since a moment of `perf_counter`."""
+
+    def close(self) -> None:
+        """No more steps will come."""
 
 
 class Recorder:
     """Owns the rank's files and its clocks. Time that the training thread spends here is counted apart, as logging."""
 
     def __init__(
-        self, run: Run, rank: int, total_steps: int, device: torch.device, rows_kept: int = 0, steps_before: int = 0
+        self,
+        run: Run,
+        rank: int,
+        total_steps: int,
+        device: torch.device,
+        rows_kept: int = 0,
+        steps_before: int = 0,
+        spec: Spec | None = None,
     ) -> None:
+        """`spec`: what else to keep, a trace or a profile; nothing where it is not given."""
         self.folder = run.rank_folder(rank)
         self.rank = rank
         try:
@@ -37,6 +63,10 @@ class Recorder:
         except OSError as error:
             raise folder_error(run.folder, error) from None
         self.clock: StepClock = CudaClock(self.log) if device.type == "cuda" else CpuClock(self.log)
+        self.trace: Trace | None = None
+        self._extras: list[Extra] = []
+        if spec is not None:
+            self._look_closer(spec, device, rows_kept, steps_before)
         self.logging_seconds = 0.0
         self._settle_at_ns = 0
         self._events_upto = rows_kept
@@ -46,10 +76,42 @@ class Recorder:
         self._pulse = threading.Thread(target=self._beat_until_ended, name="lockstep-pulse", daemon=True)
         self._pulse.start()
 
+    def _look_closer(self, spec: Spec, device: torch.device, rows: int, steps_before: int) -> None:
+        """Imported where it is asked for, so that other runs do not wait for it."""
+        options = spec.options
+        if options.trace:
+            from lockstep.measure.trace import Trace, TraceClock
+
+            if device.type == "cuda":
+                raise InputError("--trace times a CPU's phases, and this run is on a GPU: use --profile there")
+            self.trace = Trace(self.folder, spec, self.rank, rows, steps_before)
+            self.clock = TraceClock(self.log, self.trace)
+            self._extras.append(self.trace)
+        if options.profile:
+            from lockstep.measure.profile import Profile
+
+            self._extras.append(Profile(self.folder, options.profile, rows + (options.trace or 0), steps_before))
+
+    def _try(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            raise folder_error(self.folder.parents[1], error) from None
+
+    def aside(self, name: str, begin: float) -> None:
+        """What went on between steps, since a moment of `perf_counter`."""
+        for extra in self._extras:
+            extra.aside(name, begin)
+
     def after_step(self, epoch: int, step: int, samples: int) -> None:
         """Called after every step; about twice a second it settles what a GPU still holds."""
         self._where = (epoch, step, self._where[2] + samples)
         now = perf_counter_ns()
+        if self._extras:
+            for extra in self._extras:
+                self._try(partial(extra.after_step, self.log.count))
+            self.logging_seconds += (perf_counter_ns() - now) / 1e9
+            now = perf_counter_ns()
         if now < self._settle_at_ns:
             return
         self._settle_at_ns = now + int(BEAT_S * 1e9)
@@ -59,7 +121,9 @@ class Recorder:
     def _beat_until_ended(self) -> None:
         """Signs of life from a thread of its own: a rank that hangs still says where, and one that is stopped says nothing."""
         before: tuple[int, int] | None = None
-        while not self._ended.wait(BEAT_S):
+        pause = 0.0  # the first at once: whoever looks for a rank's process finds it
+        while not self._ended.wait(pause):
+            pause = BEAT_S
             epoch, step, samples = self._where
             now = perf_counter_ns()
             more: dict[str, Any] = {"waits": self.clock.waits()}
@@ -103,6 +167,8 @@ class Recorder:
         self._ended.set()
         self._pulse.join()
         self.clock.settle()
+        for extra in self._extras:
+            self._try(extra.close)
         self.log.close()
         self.events.close()
         write_atomic(self.folder / "summary.json", summary)

@@ -6,13 +6,16 @@ themselves, and would not know them by name.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from time import perf_counter_ns
+from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import GradBucket
 
 from lockstep.errors import InputError
+from lockstep.parallel.plain_ddp import PlainDdp
 from lockstep.placement import Ddp as Settings
 from lockstep.placement import Placement
 
@@ -22,6 +25,36 @@ DEFAULT_BUCKET_MB = 25.0
 POWERSGD_FROM_STEP = 2
 # Keeps a gradient that is zero throughout from becoming 0 / 0.
 POWERSGD_EPSILON = 1e-8
+# Of DDP's logging data, what a run keeps.
+_SIZES = ("bucket_sizes", "rebuilt_bucket_sizes")
+_COUNTS = (
+    "iteration",
+    "num_parameter_tensors",
+    "total_parameter_size_bytes",
+    "unused_parameter_size",
+    "can_set_static_graph",
+    *(
+        f"{prefix}{name}"
+        for prefix in ("", "avg_")
+        for name in (
+            "forward_compute_time",
+            "backward_compute_time",
+            "backward_comm_time",
+            "backward_compute_comm_overlap_time",
+        )
+    ),
+)
+
+Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
+
+
+class Watcher(Protocol):
+    """Who wants to know when buckets are exchanged."""
+
+    active: bool
+
+    def bucket(self, index: int, size: int, begin: int, launched: int, end: int) -> None:
+        """Nanoseconds: when the bucket was full, when its exchange was under way, when it was over."""
 
 
 class Ddp:
@@ -29,24 +62,30 @@ class Ddp:
 
     exchange: Callable[[], None] | None = None
 
-    def __init__(self, model: nn.Module, placement: Placement, device: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, placement: Placement, device: torch.device, group: dist.ProcessGroup | None = None
+    ) -> None:
         if placement.ranks == 1:
             raise InputError(
                 "strategy=ddp exchanges between ranks, and there is one: add ranks=2, or leave strategy out"
             )
         settings = placement.ddp
-        wrapped = nn.parallel.DistributedDataParallel(
+        wrapped = PlainDdp(
             model,
             device_ids=[device.index] if device.type == "cuda" else None,
             bucket_cap_mb=None if settings.bucket_mb == DEFAULT_BUCKET_MB else settings.bucket_mb,
             gradient_as_bucket_view=settings.bucket_view,
             static_graph=settings.static_graph,
+            process_group=group,
         )
+        self._exchanges: Exchanges | None = None
         if settings.hook != "none":
-            wrapped.register_comm_hook(*_hook(settings))
+            self._exchanges = Exchanges(*_hook(settings))
+            wrapped.register_comm_hook(self._exchanges, _exchange)
         self.model: nn.Module = wrapped
+        self._wrapped, self._group = wrapped, group
         self._no_sync: Callable[[], AbstractContextManager[None]] = wrapped.no_sync
-        self.gradient_scale = float(placement.ranks)
+        self.gradient_scale = float(dist.get_world_size(group))
         self._graph_known = not settings.static_graph
 
     def no_exchange(self) -> AbstractContextManager[None]:
@@ -57,15 +96,66 @@ class Ddp:
             return nullcontext()
         return self._no_sync()
 
+    def watch(self, watcher: Watcher) -> None:
+        """Tell about every bucket's exchange. Before the first step: DDP takes no hook later, and keeps the one it has."""
+        if self._exchanges is None:
+            self._exchanges = Exchanges(self._group, _average)
+            self._wrapped.register_comm_hook(self._exchanges, _exchange)
+        self._exchanges.watcher = watcher
 
-def _hook(settings: Settings) -> tuple[Any, Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]]:
+    def figures(self) -> dict[str, Any]:
+        """What DDP has counted itself, in the first ten steps and every hundredth (docs/timeline.md). Times are nanoseconds."""
+        found = self._wrapped._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+        sizes = {key: [int(size) for size in found[key].split(", ")] for key in _SIZES if found.get(key)}
+        return sizes | {key: found[key] for key in _COUNTS if key in found}
+
+
+class Exchanges:
+    """What DDP calls for every bucket that is full: the exchange, with its times where somebody watches."""
+
+    def __init__(self, state: Any, hook: Hook) -> None:
+        self._state, self._hook = state, hook
+        self.watcher: Watcher | None = None
+
+    def start(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        watcher = self.watcher
+        if watcher is None or not watcher.active:
+            return self._hook(self._state, bucket)
+        begin = perf_counter_ns()
+        future = self._hook(self._state, bucket)
+        launched = perf_counter_ns()
+        index, size = bucket.index(), bucket.buffer().nbytes
+
+        def over(future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+            # Within the chain, not beside it: it is done before DDP goes on.
+            watcher.bucket(index, size, begin, launched, perf_counter_ns())
+            return future.value()
+
+        return future.then(over)
+
+
+def _exchange(exchanges: Exchanges, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """By the name of bf16_compress_hook, DDP would refuse it without NCCL, though gloo adds up bf16 as well."""
+    return exchanges.start(bucket)
+
+
+def _average(group: dist.ProcessGroup | None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """What DDP does without a hook. It multiplies (PyTorch's allreduce_hook divides), which for three ranks is not the same bits."""
+    row = bucket.buffer().mul_(1.0 / dist.get_world_size(group))
+    work = dist.all_reduce(row, group=group, async_op=True)
+    assert work is not None
+    future: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda done: done.value()[0])
+    return future
+
+
+def _hook(settings: Settings) -> tuple[Any, Hook]:
     """PyTorch's own hook and what it keeps. Each divides by the number of ranks, as DDP does without one."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     if settings.hook == "fp16":
         return None, default_hooks.fp16_compress_hook
     if settings.hook == "bf16":
-        return None, _bf16
+        return None, default_hooks.bf16_compress_hook
     state = powerSGD_hook.PowerSGDState(
         None,
         matrix_approximation_rank=settings.powersgd_rank,
@@ -73,10 +163,3 @@ def _hook(settings: Settings) -> tuple[Any, Callable[[Any, GradBucket], torch.fu
         orthogonalization_epsilon=POWERSGD_EPSILON,
     )
     return state, powerSGD_hook.powerSGD_hook
-
-
-def _bf16(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """PyTorch's hook by another name: by its own, DDP refuses it without NCCL, though gloo adds up bf16 as well."""
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-    return default_hooks.bf16_compress_hook(state, bucket)

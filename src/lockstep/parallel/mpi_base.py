@@ -10,7 +10,8 @@ from typing import Any
 import torch.distributed as dist
 from mpi4py import MPI
 
-from lockstep.parallel.mpi_work import Done, Progress, Queued, gate_for
+from lockstep.parallel.done import Done
+from lockstep.parallel.mpi_work import Progress, Queued, gate_for
 
 NAME = "lockstep_mpi"
 # Up to this size an operation is finished before its call returns, even where the caller would not have waited: handing

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
+from lockstep.parallel.done import Done
 from lockstep.parallel.mpi_base import INLINE_BYTES, MpiBase
 from lockstep.parallel.mpi_buffers import (
     REDUCIBLE,
@@ -20,7 +21,7 @@ from lockstep.parallel.mpi_buffers import (
     reduction,
     rows_to_counts,
 )
-from lockstep.parallel.mpi_work import Done, Message
+from lockstep.parallel.mpi_work import Message
 
 Tensors = list[torch.Tensor]
 

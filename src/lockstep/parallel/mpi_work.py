@@ -122,31 +122,6 @@ def timeout_of(given: timedelta | None, otherwise: float) -> float:
     return seconds if seconds > 0 else otherwise
 
 
-class Done(Work):
-    """An operation that was over before its call returned."""
-
-    def __init__(self, result: Any) -> None:
-        super().__init__()
-        self._result = result
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        return True
-
-    def is_completed(self) -> bool:
-        return True
-
-    def is_success(self) -> bool:
-        return True
-
-    def result(self) -> Any:
-        return self._result
-
-    def get_future(self) -> Future[Any]:
-        future: Future[Any] = Future()
-        future.set_result(self._result)
-        return future
-
-
 class Queued(Work):
     """An operation that the progress thread carries out."""
 

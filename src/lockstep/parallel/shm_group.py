@@ -17,11 +17,11 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import ProcessGroup, ReduceOp, Work
 
 from lockstep.parallel import shm_meet
+from lockstep.parallel.done import Done
 from lockstep.parallel.shm_base import PythonGroup, gloo_group
 from lockstep.parallel.shm_local import Local
 from lockstep.parallel.shm_reduce import OPERATIONS, SUM, divide, operation_of, wider
 from lockstep.parallel.shm_work import (
-    Done,
     Received,
     Tensors,
     bytes_of,

@@ -11,31 +11,6 @@ from torch.distributed import Work
 Tensors = list[torch.Tensor]
 
 
-class Done(Work):
-    """The work of a collective that was over when it returned."""
-
-    def __init__(self, tensors: Any) -> None:
-        super().__init__()
-        self._tensors = tensors
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        return True
-
-    def is_completed(self) -> bool:
-        return True
-
-    def is_success(self) -> bool:
-        return True
-
-    def result(self) -> Any:
-        return self._tensors
-
-    def get_future(self) -> torch.futures.Future[Any]:
-        future: torch.futures.Future[Any] = torch.futures.Future()
-        future.set_result(self._tensors)
-        return future
-
-
 class Received(Work):
     """A receipt that gloo makes into contiguous memory, put into place when it is there."""
 

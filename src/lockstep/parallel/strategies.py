@@ -73,6 +73,8 @@ STRATEGIES: dict[str, Callable[[nn.Module, Placement, torch.device], Strategy]] 
     "local-sgd": LocalSgd,
     "diloco": DiLoCo,
 }
+# Those that can be put into a group of their own, which a probe needs: with a group of one, the wrapper is all that is left.
+IN_A_GROUP: dict[str, Callable[..., Strategy]] = {"ddp": Ddp, "flat": Flat, "naive": Naive}
 # ZeRO-1 needs the same whole gradient on every rank.
 WITHOUT_ZERO = ("fsdp", "local-sgd", "diloco")
 

@@ -37,6 +37,7 @@ import msgspec
 from lockstep.errors import InputError
 from lockstep.placement import Placement
 from lockstep.recipe import Recipe
+from lockstep.settings import flatten as dotted
 from lockstep.settings import parse_value, reword
 from lockstep.study.definition import Keys, Study, check
 
@@ -144,14 +145,12 @@ def _keys(where: str, keys: Any) -> Keys:
     return flatten(keys)
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> Keys:
-    """Nested tables as dotted keys. [placement] and [recipe] inside a bundle mean nothing more than their keys."""
+def flatten(tree: Mapping[str, Any]) -> Keys:
+    """Nested tables as dotted keys. [placement] and [recipe] mean nothing more than their keys."""
     found: Keys = {}
     for key, value in tree.items():
-        if isinstance(value, Mapping):
-            found |= flatten(value, "" if not prefix and key in ("recipe", "placement") else f"{prefix}{key}.")
-        else:
-            found[prefix + key] = value
+        only_keys = key in ("recipe", "placement") and isinstance(value, Mapping)
+        found |= dotted(value if only_keys else {key: value})
     return found
 
 

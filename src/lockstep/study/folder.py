@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from lockstep.errors import InputError
-from lockstep.run import append_line, folder_error, read_lines, runs_root, write_atomic
+from lockstep.run import append_line, folder_error, read_lines, read_struct, runs_root, write_atomic
 from lockstep.study.plan import Planned
 
 ROOM = "studies"
@@ -66,14 +66,7 @@ class StudyFolder:
             raise folder_error(self.path, error) from None
 
     def read(self) -> Planned:
-        try:
-            return msgspec.json.decode((self.path / "study.json").read_bytes(), type=Planned)
-        except OSError as error:
-            raise InputError(f"study {self.path}: cannot read study.json: {error.strerror}") from None
-        except (msgspec.ValidationError, msgspec.DecodeError) as error:
-            raise InputError(
-                f"study {self.path}: study.json was not written by this version of Lockstep: {error}"
-            ) from None
+        return read_struct(self.path / "study.json", Planned, "study")
 
     def log(self, record: dict[str, Any]) -> None:
         append_line(self.path / "log.jsonl", record)

@@ -21,10 +21,11 @@ from lockstep.errors import InputError
 from lockstep.measure.recorder import Recorder
 from lockstep.models import layers
 from lockstep.parallel import group, strategies, zero
+from lockstep.parallel.ddp import Ddp
 from lockstep.parallel.ranks import Rank
 from lockstep.parallel.strategies import Strategy
-from lockstep.recipe import Recipe
-from lockstep.run import Run, Spec, append_line
+from lockstep.recipe import MAY_CHANGE, Recipe
+from lockstep.run import CHECKPOINTS, Run, Spec, append_line
 from lockstep.training import checkpoint, compiling, optimizers
 from lockstep.training.checkpoint import Position
 from lockstep.training.loop import Keep, Trainer
@@ -33,9 +34,6 @@ from lockstep.training.precision import Precision
 from lockstep.training.state import whole_state
 from lockstep.training.step import Stepper
 from lockstep.training.stopping import Stopping
-
-# What may change when a run goes on: how long, not what.
-MAY_CHANGE = ("epochs", "max_steps", "early_stopping", "batch_per_rank")
 
 
 @dataclass
@@ -52,22 +50,25 @@ class Assembly:
 def assemble(run: Run, spec: Spec, rank: Rank, device: torch.device) -> Assembly:
     """Everything but the training itself. Collective where there are several ranks."""
     recipe, placement, plan = spec.recipe, spec.placement, spec.plan
-    data, train, test = _data(run, spec, device)
+    data = open_set(run, spec)
+    train, test = train_batches(spec, data, device), test_batches(spec, data, device)
     precision = Precision(recipe, device)
-    model = _model(recipe, spec, data, device, precision)
+    model = build_model(recipe, spec, data, device, precision)
     kept = _kept(run, spec)
     position = kept["position"] if kept else Position()
     if kept:
         _check_recipe(kept["recipe"], recipe)
         model.load_state_dict(kept["model"])  # before a strategy divides or wraps the weights
     before = position.steps if kept and kept["from"] != str(run.folder) else _steps_before(run)
-    recorder = Recorder(run, rank.rank, plan.total_steps, device, position.steps - before, before)
+    recorder = Recorder(run, rank.rank, plan.total_steps, device, position.steps - before, before, spec)
     if rank.world > 1:
         group.join(placement, rank, run.folder)
     compile_seconds = compiling.compile_model(model, precision, placement, plan, data, rank) if recipe.compile else 0.0
     strategy = strategies.build(placement.strategy, model, placement, device)
+    if recorder.trace is not None and isinstance(strategy, Ddp):
+        strategy.watch(recorder.trace)
     train.keyed = train.keyed or layers.needs_keys(model)
-    optimizer = _optimizer(spec, model, strategy)
+    optimizer = build_optimizer(spec, model, strategy)
     stepper = Stepper(
         recipe, strategy, optimizer, train, plan, rank, recorder.clock, recorder.log, precision, position.steps
     )
@@ -83,28 +84,32 @@ def assemble(run: Run, spec: Spec, rank: Rank, device: torch.device) -> Assembly
     return Assembly(model, stepper, train, trainer, compile_seconds)
 
 
-def _data(run: Run, spec: Spec, device: torch.device) -> tuple[DataSet, Batches, Batches]:
-    recipe = spec.recipe
-    channels_last = spec.placement.memory_format == "channels_last"
-    memory_format = torch.channels_last if channels_last else torch.contiguous_format
+def open_set(run: Run, spec: Spec) -> DataSet:
     root = Path(spec.options.data_root) if spec.options.data_root else None
-    data = open_data(recipe.data, root, scratch=run.folder / "data", quiet=True)
-    train = Batches(data.train_images, data.train_labels, data, recipe, device, memory_format)
-    test = Batches(data.test_images, data.test_labels, data, recipe, device, memory_format)
-    return data, train, test
+    return open_data(spec.recipe.data, root, scratch=run.folder / "data", quiet=True)
 
 
-def _model(recipe: Recipe, spec: Spec, data: DataSet, device: torch.device, precision: Precision) -> nn.Module:
+def train_batches(spec: Spec, data: DataSet, device: torch.device) -> Batches:
+    return Batches(data.train_images, data.train_labels, data, spec.recipe, device, _memory_format(spec))
+
+
+def test_batches(spec: Spec, data: DataSet, device: torch.device) -> Batches:
+    return Batches(data.test_images, data.test_labels, data, spec.recipe, device, _memory_format(spec))
+
+
+def _memory_format(spec: Spec) -> torch.memory_format:
+    return torch.channels_last if spec.placement.memory_format == "channels_last" else torch.contiguous_format
+
+
+def build_model(recipe: Recipe, spec: Spec, data: DataSet, device: torch.device, precision: Precision) -> nn.Module:
     model = models.build(recipe)
     models.check_fits(model, recipe, data.shape, data.classes)
-    channels_last = spec.placement.memory_format == "channels_last"
-    memory_format = torch.channels_last if channels_last else torch.contiguous_format
-    model = precision.prepare(model.to(device=device, memory_format=memory_format))  # type: ignore[call-overload]
+    model = precision.prepare(model.to(device=device, memory_format=_memory_format(spec)))  # type: ignore[call-overload]
     torch.manual_seed(recipe.seed)
     return model
 
 
-def _optimizer(spec: Spec, model: nn.Module, strategy: Strategy) -> Optimizer:
+def build_optimizer(spec: Spec, model: nn.Module, strategy: Strategy) -> Optimizer:
     make = partial(optimizers.build, spec.recipe.optimizer)
     own: Callable[[Any], Optimizer] | None = getattr(strategy, "optimizer", None)
     if own is not None:  # a strategy that has divided the weights
@@ -117,7 +122,7 @@ def _optimizer(spec: Spec, model: nn.Module, strategy: Strategy) -> Optimizer:
 def _kept(run: Run, spec: Spec) -> dict[str, Any] | None:
     """The checkpoint to go on from: this run's own after a restart, else that of the run which is resumed."""
     again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    own = run.folder / checkpoint.FOLDER
+    own = run.folder / CHECKPOINTS
     if again and checkpoint.checkpoints_in(own):
         return {**checkpoint.load(run.folder), "from": str(run.folder)}
     if spec.options.resume_from:
@@ -133,7 +138,9 @@ def _steps_before(run: Run) -> int:
 
 def _check_recipe(kept: dict[str, Any], recipe: Recipe) -> None:
     now = msgspec.to_builtins(recipe)
-    changed = [key for key in now if key not in MAY_CHANGE and kept.get(key) != now[key]]
+    # The global batch is compared; how it was stated does not matter.
+    free = (*MAY_CHANGE, "batch_per_rank")
+    changed = [key for key in now if key not in free and kept.get(key) != now[key]]
     if changed:
         key = changed[0]
         raise InputError(

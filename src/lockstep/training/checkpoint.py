@@ -20,9 +20,8 @@ from typing import Any
 import torch
 
 from lockstep.errors import InputError
-from lockstep.run import Run, folder_error, read_json, write_atomic
+from lockstep.run import CHECKPOINTS, Run, folder_error, read_json, write_atomic
 
-FOLDER = "checkpoints"
 FORMAT = 1
 BEST = "best"
 
@@ -45,7 +44,7 @@ class Keeper:
 
     def __init__(self, run: Run, keep: int) -> None:
         self._run, self._keep = run, keep
-        self._folder = run.folder / FOLDER
+        self._folder = run.folder / CHECKPOINTS
 
     def save(self, content: dict[str, Any], position: Position, about: dict[str, Any], best: bool) -> None:
         """One rank calls it; `content` is tensors and plain values."""
@@ -94,7 +93,7 @@ def save_whole(path: Path, content: Any) -> str:
 def load(run: Path, warn: Callable[[str], None] | None = None) -> dict[str, Any]:
     """The newest checkpoint of a run folder that is whole and ours, with its position as a `Position`."""
     warn = warn or (lambda text: print(f"warning: {text}", file=sys.stderr))
-    folder, problems = run / FOLDER, []
+    folder, problems = run / CHECKPOINTS, []
     for name in checkpoints_in(folder):
         path = folder / f"{name}.pt"
         try:

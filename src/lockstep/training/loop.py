@@ -126,6 +126,7 @@ class Trainer:
         begin = perf_counter()
         test = self._evaluate()
         eval_seconds = perf_counter() - begin
+        self._recorder.aside("evaluation", begin)
         logged = self._recorder.logging_seconds
         self._recorder.epoch(
             _rank_record(epoch, self._rank.rank, mine, eval_seconds),
@@ -185,6 +186,7 @@ class Trainer:
         position.totals = asdict(self._totals)
         self._keep(position, self._stopping, about, best)
         self._call("restore")
+        self._recorder.aside("checkpoint", begin)
         self._totals.checkpoint_seconds += reduce_max([perf_counter() - begin])[0]
 
     def _steps_of(self, epoch: int) -> tuple[Sums, dict[str, float]]:
@@ -227,7 +229,9 @@ class Trainer:
         found = digest(whole_state(self._model))
         growth = memory.growth_bytes()
         rows = gather([float(int(found[:12], 16)), -1.0 if growth is None else float(growth)])
-        self._recorder.close({"rank": self._rank.rank, "memory_growth_bytes": growth, "weights_sha256": found})
+        mine = {"rank": self._rank.rank, "memory_growth_bytes": growth, "weights_sha256": found}
+        figures: Callable[[], dict[str, Any]] | None = getattr(self._strategy, "figures", None)
+        self._recorder.close(mine | ({"strategy": figures()} if figures else {}))
         totals, stopping, precision = self._totals, self._spec.recipe.early_stopping, self._precision
         epochs = {record["epoch"]: record for record in self._run.epochs()} if self._rank.is_first else {}
         # Early stopping goes back to the best weights, so it is their results that count.

@@ -1,0 +1,101 @@
+"""What a run has to tell other tools' trackers: its settings, its curves, its results, and where it belongs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from lockstep.run import ENDED, Run
+from lockstep.settings import flatten
+
+# They say where a record belongs, and are not measured.
+_PLACES = ("epoch", "step", "time")
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A run to export; the study and the cell that it is a repeat of, where it was found through its study."""
+
+    run: Run
+    study: str | None = None
+    cell: str | None = None
+
+
+@dataclass(frozen=True)
+class Point:
+    """What was measured at one moment of a run."""
+
+    epoch: int
+    step: int
+    at: float
+    values: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One run, as every tracker sees a run."""
+
+    id: str
+    state: str
+    settings: dict[str, bool | float | str]
+    """By the words that key=value takes; settings that were left out are left out."""
+    curve: list[Point]
+    """One point an epoch, over all ranks."""
+    final: Point
+    labels: dict[str, str]
+    started: float
+    ended: float | None
+
+
+def facts(chosen: Chosen) -> Facts:
+    """Read from the run's folder; the same for a run that has ended and for one that is under way."""
+    run = chosen.run
+    spec, status, environment = run.spec(), run.status(), run.environment()
+    ended = float(status["since"]) if status["state"] in ENDED and "since" in status else None
+    curve = [_point(record, spec.created) for record in run.epochs()]
+    summary = flatten(run.summary() or {})
+    last = curve[-1] if curve else Point(0, 0, spec.created, {})
+    known = [growth for growth in summary.pop("memory_growth_bytes", None) or [] if growth is not None]
+    summary |= {"memory_growth_bytes": max(known)} if known else {}
+    labels = {
+        "state": status["state"],
+        "cause": status.get("cause"),
+        "study": chosen.study,
+        "cell": chosen.cell,
+        "cpu": environment.get("cpu"),
+        "torch": environment.get("torch"),
+        "lockstep": spec.lockstep,
+        "data_origin": spec.data_origin,
+        **{key: value for key, value in summary.items() if isinstance(value, str | bool)},
+    }
+    return Facts(
+        id=run.id,
+        state=status["state"],
+        settings=_settings(msgspec.to_builtins(spec.recipe) | msgspec.to_builtins(spec.placement)),
+        curve=curve,
+        final=Point(last.epoch, last.step, ended or last.at, _numbers(summary)),
+        labels={key: str(value) for key, value in labels.items() if value not in (None, "")},
+        started=spec.created,
+        ended=ended,
+    )
+
+
+def _point(record: Mapping[str, Any], created: float) -> Point:
+    values = {key: value for key, value in _numbers(record).items() if key not in _PLACES}
+    return Point(record["epoch"], record.get("step", record["epoch"]), record.get("time", created), values)
+
+
+def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        key: float(value)
+        for key, value in record.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def _settings(tree: Mapping[str, Any]) -> dict[str, bool | float | str]:
+    flat = {key: value for key, value in flatten(tree).items() if value is not None and value != []}
+    return {key: " ".join(map(str, value)) if isinstance(value, list) else value for key, value in flat.items()}

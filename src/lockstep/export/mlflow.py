@@ -1,0 +1,110 @@
+"""Runs as an MLflow tracking store: DIR/mlflow.db, one experiment a study, one MLflow run a run.
+
+MLflow itself writes it. Its older store, a tree of files that could be written by hand, is one that MLflow 3.13 and later refuse
+to open; the tables of its database change with its version, and only MLflow knows how.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import InputError
+from lockstep.export.facts import Chosen, Facts, Point, facts
+
+DATABASE = "mlflow.db"
+NO_STUDY = "lockstep"
+"""The experiment of runs that were named one by one."""
+_NAMED = "lockstep.run"
+_STATUS = {"done": "FINISHED", "failed": "FAILED", "stalled": "FAILED", "cancelled": "KILLED", "planned": "SCHEDULED"}
+# What MLflow takes at once.
+_METRICS, _PARAMS = 900, 90
+
+
+def write(chosen: Sequence[Chosen], folder: Path) -> str:
+    """Into the store in `folder`, which is made where it is not there; returns what to tell the user.
+
+    What is there already is brought up to date: nothing is there twice.
+    """
+    mlflow = _mlflow()
+    folder.mkdir(exist_ok=True)
+    uri = f"sqlite:///{folder.absolute() / DATABASE}"
+    with _quiet(), contextlib.chdir(folder):  # MLflow puts its folder for other files where it stands
+        try:
+            client = mlflow.MlflowClient(uri)
+            experiments = {name: _experiment(client, name) for name in {one.study or NO_STUDY for one in chosen}}
+            for one in chosen:
+                _run(mlflow, client, experiments[one.study or NO_STUDY], facts(one))
+        except (mlflow.MlflowException, import_module("sqlalchemy").exc.SQLAlchemyError) as error:
+            raise InputError(f"-o {folder}: MLflow: {str(error).splitlines()[0]}") from None
+    return f"{len(chosen)} runs in {folder}; look at them with: mlflow ui --backend-store-uri {uri}"
+
+
+def _mlflow() -> Any:
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # an export of one's own runs tells nobody
+    try:
+        import_module("sqlalchemy")
+        import_module("alembic")
+        return import_module("mlflow")
+    except ImportError:
+        raise InputError("--format mlflow needs MLflow: pip install 'lockstep[mlflow]'") from None
+
+
+def _experiment(client: Any, name: str) -> str:
+    there = client.get_experiment_by_name(name)
+    return str(there.experiment_id if there else client.create_experiment(name))
+
+
+def _run(mlflow: Any, client: Any, experiment: str, found: Facts) -> None:
+    entities = mlflow.entities
+    identity = _there(client, experiment, found.id) or client.create_run(
+        experiment, start_time=_ms(found.started), run_name=found.id, tags={_NAMED: found.id}
+    )
+    run = identity.info.run_id
+    params = [entities.Param(key, str(value)) for key, value in found.settings.items()]
+    tags = [entities.RunTag(f"lockstep.{key}", value) for key, value in found.labels.items()]
+    metrics = [
+        entities.Metric(key, value, _ms(point.at), point.epoch)
+        for point in [*found.curve, _final(found.final)]
+        for key, value in point.values.items()
+    ]
+    client.log_batch(run, tags=tags)
+    for start in range(0, len(params), _PARAMS):
+        client.log_batch(run, params=params[start : start + _PARAMS])
+    for start in range(0, len(metrics), _METRICS):
+        client.log_batch(run, metrics=metrics[start : start + _METRICS])
+    if found.ended is None:
+        client.update_run(run, status=_STATUS.get(found.state, "RUNNING"))
+    else:
+        client.set_terminated(run, _STATUS[found.state], _ms(found.ended))
+
+
+def _there(client: Any, experiment: str, name: str) -> Any:
+    """The MLflow run that an earlier export has made of this run."""
+    quoted = name.replace("'", "\\'")
+    found = client.search_runs([experiment], filter_string=f"tags.`{_NAMED}` = '{quoted}'", max_results=1)
+    return found[0] if found else None
+
+
+def _final(point: Point) -> Point:
+    """An epoch's seconds and a run's have one name; the run's get one of their own."""
+    return Point(point.epoch, point.step, point.at, {f"final_{key}": value for key, value in point.values.items()})
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Making the tables is told in a hundred lines, which are of no use to anyone who only exports."""
+    logging.disable(logging.INFO)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)

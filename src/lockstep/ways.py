@@ -1,0 +1,62 @@
+"""Ways to take a step, as a probe has measured them against each other within the same few seconds (docs/explain.md)."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import msgspec
+
+from lockstep.run import Run, read_json
+
+# Where the ways measured for a run are kept, within its folder.
+BESIDE = "explain/ways"
+FILE = "ways.json"
+# In the first rank's folder: how far a probe has come.
+ROUND_FILE = "round.json"
+
+
+class Way(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to take a step.
+
+    whole         one process with the whole global batch, the other ranks idle
+    plain         one process with one rank's share of it, the others idle
+    wrapped       the same inside the placement's strategy, in a group of one
+    apart         all ranks at once, each in a group of its own: nothing is exchanged
+    together      all ranks at once, as the run trains
+    no-data       together, with one batch that is used again and again: no loader
+    double        together, with twice the batch
+    half-threads  together, with half the threads
+    plain@64, apart@64    the same with 64 samples a rank
+    """
+
+    name: str
+    samples: int
+    """In one rank's step."""
+    ranks: int
+    """How many took steps at the same time."""
+    threads: int
+    steps: int
+    """In one round."""
+    rounds: list[list[float]]
+    """Seconds of a step (mean of the round's steps), by round and rank."""
+    phases: list[dict[str, float]]
+    """Mean seconds of each phase, by rank; `waiting` is the part of exchange beyond that of the rank that waited least."""
+
+    @property
+    def by_round(self) -> list[float]:
+        """Seconds of a step in each round, the mean over ranks."""
+        return [statistics.fmean(ranks) for ranks in self.rounds]
+
+    @property
+    def seconds(self) -> float:
+        """The middle over rounds."""
+        return statistics.median(self.by_round)
+
+
+def read(folder: Path) -> dict[str, Way]:
+    """The ways measured in a folder, by name; empty where nothing was (or not to the end)."""
+    content = read_json(folder / FILE)
+    if not content or Run(folder).recorded_status()["state"] != "done":
+        return {}
+    return {way.name: way for way in msgspec.convert(content["ways"], type=list[Way])}
