@@ -29,7 +29,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "verify": ("lockstep.cli.verify", "Prove that N ranks compute the same as one process."),
     "study": ("lockstep.cli.study", "Vary factors, repeat every cell in turns, compare."),
     "compare": ("lockstep.cli.compare", "Compare runs, or the cells of a study."),
-    "export": ("lockstep.cli.export", "Write runs as a table that other tools open: CSV, JSON, Parquet."),
+    "explain": ("lockstep.cli.explain", "Say where the time of a run or study went, and what to do next."),
+    "predict": ("lockstep.cli.predict", "Predict what more ranks, another batch or another link would give."),
+    "report": ("lockstep.cli.report", "Make one page of runs or studies: findings, curves, tables."),
+    "export": ("lockstep.cli.export", "Write runs for other tools: CSV, JSON, Parquet, MLflow, TensorBoard, Perfetto."),
     "completion": ("lockstep.cli.completion", "Print the shell completion script."),
 }
 

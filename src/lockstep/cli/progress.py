@@ -7,6 +7,7 @@ import sys
 import time
 
 from lockstep.run import Run, Spec, read_json
+from lockstep.ways import ROUND_FILE
 
 PLAIN_EVERY_S = 10.0
 
@@ -75,3 +76,25 @@ def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+class ProbeLine:
+    """Follows a probe, which has rounds instead of epochs."""
+
+    def __init__(self, label: str) -> None:
+        self._tty, self._label, self._shown = sys.stderr.isatty(), label, 0.0
+
+    def __call__(self, run: Run, spec: Spec) -> None:
+        beat = read_json(run.rank_folder(0) / ROUND_FILE) or {}
+        text = f"round {beat['round']}/{beat['rounds']}" if "round" in beat else f"starting {spec.plan.ranks} rank(s) …"
+        if self._tty:
+            sys.stderr.write(f"\r\x1b[2K{self._label}: {text}")
+            sys.stderr.flush()
+        elif time.monotonic() - self._shown > PLAIN_EVERY_S:
+            self._shown = time.monotonic()
+            sys.stderr.write(f"{self._label}: {text}\n")
+
+    def clear(self) -> None:
+        if self._tty:
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()

@@ -20,6 +20,7 @@ Examples:
   lockstep run published/d-mnist ranks=2            a published recipe ('lockstep recipes' lists them)
   lockstep run train.py ranks=2 -- --width 64       your own training loop (docs/own-loop.md)
   lockstep run --checkpoint-every 1 epochs=20       … and after a crash: lockstep run --resume last
+  lockstep run ranks=2 --trace 20 --profile 5       where the time of 20 steps went (docs/timeline.md)
   lockstep run ranks=4 hosts=2 rendezvous=10.0.0.1:29500 --dry-run
 
 \b
@@ -93,6 +94,10 @@ def split_script(words: tuple[str, ...]) -> tuple[tuple[str, ...], str | None, l
 @click.option("--checkpoint-steps", type=click.IntRange(min=1), help="Keep one every so many steps, too.")
 @click.option("--keep", "keep_checkpoints", type=click.IntRange(min=1), default=2, show_default=True, help="How many.")
 @click.option("--resume", metavar="RUN", help="Go on from the last checkpoint of a run, in a folder of its own.")
+@click.option("--trace", type=click.IntRange(1, 1000), help="Keep the timeline of so many steps after warm-up.")
+@click.option(
+    "--profile", type=click.IntRange(1, 100), help="Let torch's profiler look at so many steps: a table of operators."
+)
 @click.option("--host-index", type=click.IntRange(min=0), help="With hosts=N: which of them this one is, 0 to N-1.")
 @click.option("--dry-run", is_flag=True, help="Show what would run, and start nothing.")
 @click.option("--quiet", is_flag=True, help="No progress.")
@@ -107,6 +112,8 @@ def command(
     checkpoint_steps: int | None,
     keep_checkpoints: int,
     resume: str | None,
+    trace: int | None,
+    profile: int | None,
     host_index: int | None,
     dry_run: bool,
     quiet: bool,
@@ -132,10 +139,16 @@ def command(
         resume_from=str(earlier.folder.absolute()) if earlier else None,
         script=script,
         script_args=script_args,
+        trace=trace,
+        profile=profile,
     )
     folder, spec = prepare(recipe, placement, options, runs, name)
     for warning in warnings(spec):
         note(f"warning: {warning}")
+    problem = _cannot_look(spec)
+    if problem:
+        discard(folder)
+        raise InputError(problem)
     if dry_run:
         discard(folder)
         _show_plan(words, folder, spec, as_json)
@@ -165,6 +178,24 @@ def command(
         print_json(document(run))
     else:
         print_run(run, ranks=False)
+
+
+def _cannot_look(spec: Any) -> str | None:
+    """Why --trace or --profile would leave nothing, where that is known before the start."""
+    from lockstep.measure.records import WARMUP_STEPS
+
+    options = spec.options
+    if not (options.trace or options.profile):
+        return None
+    name = "--trace" if options.trace else "--profile"
+    if options.script:
+        return f"{name} looks at the steps of a recipe, and {Path(options.script).name} is a loop of your own: leave it out"
+    if options.trace and spec.placement.device == "cuda":
+        return "--trace times a CPU's phases, and this run is on a GPU: use --profile there"
+    name, before = ("--profile", WARMUP_STEPS + (options.trace or 0)) if options.profile else (name, WARMUP_STEPS)
+    if spec.plan.total_steps <= before:
+        return f"{name} looks at steps after the first {before}, and this run has {spec.plan.total_steps}: let it run longer"
+    return None
 
 
 def warnings(spec: Any) -> list[str]:

@@ -8,14 +8,20 @@ from typing import Any
 import click
 
 from lockstep.cli.output import console, json_option, print_json, print_table
+from lockstep.cli.plot import plot_option, print_run_plots, wanted
 from lockstep.cli.run import runs_option
-from lockstep.run import Run, runs_root
+from lockstep.errors import InputError
+from lockstep.run import Run, read_json, runs_root
+
+# Lines of the table of operators.
+MOST_OPERATORS = 25
 
 EPILOG = """\b
 Examples:
   lockstep show last
   lockstep show 20260101-1200 --ranks
   lockstep show runs/my-run --json
+  lockstep show last --operators             of a run with --profile: torch's operators by their own time
 """
 
 
@@ -23,14 +29,51 @@ Examples:
 @click.argument("run", default="last")
 @runs_option
 @click.option("--ranks", is_flag=True, help="Show every rank by itself.")
+@click.option("--operators", is_flag=True, help="Show the operators of the first rank that torch's profiler saw.")
+@plot_option
 @json_option
-def command(run: str, runs: Path | None, ranks: bool, as_json: bool) -> None:
+def command(run: str, runs: Path | None, ranks: bool, operators: bool, plot: bool | None, as_json: bool) -> None:
     """Show one run (an id, the beginning of one, a folder, or 'last')."""
     found = Run.find(run, runs_root(runs))
-    if as_json:
+    if operators:
+        _operators(found, as_json)
+    elif as_json:
         print_json(document(found))
     else:
-        print_run(found, ranks)
+        print_run(found, ranks, wanted(plot))
+
+
+def _operators(run: Run, as_json: bool) -> None:
+    """What `lockstep run --profile` has left; the same columns as in torch's own table, which is beside it as text."""
+    from lockstep.measure.profile import OPERATORS
+
+    content = read_json(run.rank_folder(0) / OPERATORS)
+    if content is None:
+        raise InputError(f"run {run.id} has no table of operators: run it again with --profile 5")
+    if as_json:
+        print_json(content)
+        return
+    rows = content["operators"][:MOST_OPERATORS]
+    print_table(
+        ["operator", "self CPU %", "self CPU ms", "CPU total ms", "memory MB", "calls"],
+        [
+            [
+                row["name"],
+                f"{row['self_cpu_share']:.1%}",
+                f"{row['self_cpu_us'] / 1e3:.2f}",
+                f"{row['cpu_total_us'] / 1e3:.2f}",
+                f"{row['cpu_memory_bytes'] / 1e6:.2f}",
+                f"{row['calls']:,}",
+            ]
+            for row in rows
+        ],
+        right=range(1, 6),
+    )
+    last = content["first_step"] + content["steps"] - 1
+    also = "".join(f" and the {name} between them" for name in dict.fromkeys(content["between"]))
+    left = len(content["operators"]) - len(rows)
+    more = f"; {left} more with --json" if left else ""
+    console().print(f"rank 0, steps {content['first_step']} to {last}{also}, by self CPU time{more}")
 
 
 def document(run: Run) -> dict[str, Any]:
@@ -57,7 +100,7 @@ def document(run: Run) -> dict[str, Any]:
     }
 
 
-def print_run(run: Run, ranks: bool) -> None:
+def print_run(run: Run, ranks: bool, plot: bool = False) -> None:
     from lockstep.measure.phases import phases_line, step_phases
 
     spec, status, summary = run.spec(), run.status(), run.summary()
@@ -103,6 +146,8 @@ def print_run(run: Run, ranks: bool) -> None:
                 out.print(line)
     if ranks:
         _print_ranks(run, spec.plan.ranks)
+    if plot:
+        print_run_plots(run, phases)
     out.print(f"[dim]{run.folder}[/dim]", soft_wrap=True)
 
 

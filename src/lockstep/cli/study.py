@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lockstep.cli.output import json_option, note, print_json, print_table
+from lockstep.cli.plot import plot_option, print_study_plots, wanted
 from lockstep.cli.run import complete_key, data_root_option, runs_option
 
 if TYPE_CHECKING:
@@ -226,8 +227,9 @@ def list_(runs: Path | None, as_json: bool) -> None:
 @command.command("show", epilog="\b\nExamples:\n  lockstep study show batch-size\n  lockstep study show last --json")
 @click.argument("name")
 @runs_option
+@plot_option
 @json_option
-def show(name: str, runs: Path | None, as_json: bool) -> None:
+def show(name: str, runs: Path | None, plot: bool | None, as_json: bool) -> None:
     """Show a study as far as it has come: by name, by folder, or 'last'."""
     from lockstep.cli.compare import print_comparison
     from lockstep.errors import InputError
@@ -243,8 +245,10 @@ def show(name: str, runs: Path | None, as_json: bool) -> None:
     document = study_document(found)
     if as_json:
         print_json(document)
-    else:
-        print_comparison(document)
+        return
+    print_comparison(document)
+    if wanted(plot):
+        print_study_plots(document)
 
 
 def _watcher(quiet: bool) -> Any:

@@ -1,0 +1,201 @@
+"""`lockstep explain`: where the time went, why it is not N times faster, what to do next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lockstep.cli.output import console, json_option, note, print_json, print_table
+from lockstep.cli.run import runs_option
+
+if TYPE_CHECKING:
+    from lockstep.explain.finding import Finding
+    from lockstep.run import Run
+
+QUESTIONS = (
+    "step",
+    "speed-up",
+    "overlap",
+    "straggler",
+    "limits",
+    "accuracy",
+    "overfitting",
+    "precision",
+    "recommendation",
+)
+# Of a study's cells only what costs most is said.
+MOST_PER_CELL = 3
+
+EPILOG = """\b
+Examples:
+  lockstep explain last                       the newest run, from what it recorded
+  lockstep explain last --measure             … and from baselines and counterfactuals, measured now (about 20 s)
+  lockstep explain last -q speed-up -q limits
+  lockstep explain batch-size                 every cell of a study
+  lockstep explain last --accuracy 0.99 --json
+
+\b
+Findings come with the costliest first. docs/explain.md says how each number comes about.
+"""
+
+
+@click.command("explain", epilog=EPILOG)
+@click.argument("name", default="last", metavar="RUN|STUDY")
+@click.option(
+    "--measure",
+    is_flag=True,
+    help="Start the run's ranks again for a few seconds, to measure what its records cannot tell.",
+)
+@click.option(
+    "-q", "--question", "questions", multiple=True, type=click.Choice(QUESTIONS), help="Only this one; can be repeated."
+)
+@click.option(
+    "--accuracy", "target", type=click.FloatRange(0, 1), help="The accuracy that the recommendation is for, 0 to 1."
+)
+@click.option("--seconds", default=12.0, show_default=True, type=click.FloatRange(1, 600), help="How long to measure.")
+@runs_option
+@json_option
+def command(
+    name: str,
+    measure: bool,
+    questions: tuple[str, ...],
+    target: float | None,
+    seconds: float,
+    runs: Path | None,
+    as_json: bool,
+) -> None:
+    """Say where the time of a run or study went, and what to do next."""
+    from lockstep.run import Run, runs_root
+    from lockstep.study.folder import StudyFolder
+
+    root = runs_root(runs)
+    study = None if name == "last" else StudyFolder.find(name, runs)
+    if study:
+        chosen, peers = _of_study(study)
+    else:
+        run = Run.find(name, root)
+        chosen, peers = {run.id: run}, _peers(run)
+    documents = []
+    for label, run in chosen.items():
+        if measure:
+            _measure(run, seconds, as_json)
+        documents.append(_document(label, run, peers, questions, target))
+    if as_json:
+        print_json(documents[0] if len(documents) == 1 else documents)
+        return
+    for document in documents:
+        _print(document, most=MOST_PER_CELL if study else None)
+
+
+def _of_study(study: Any) -> tuple[dict[str, Run], list[Run]]:
+    """One finished run of each cell, by the cell's name, and all of the study's runs."""
+    from lockstep.errors import InputError
+    from lockstep.study.gather import of_study
+
+    groups = [group for group in of_study(study, study.read()) if group.done]
+    if not groups:
+        raise InputError(f"study '{study.name}' has no finished run yet: lockstep study run {study.name}")
+    return {group.name: group.done[0].run for group in groups}, [each.run for group in groups for each in group.done]
+
+
+def _peers(run: Run) -> list[Run]:
+    """Finished runs of the same model and data in the same folder."""
+    from lockstep import index
+    from lockstep.run import Run as Folder
+
+    recipe, root = run.spec().recipe, run.folder.parent
+    rows = [row for row in index.rows(root) if row["state"] == "done"]
+    return [Folder(root / row["id"]) for row in rows if (row["model"], row["data"]) == (recipe.model, recipe.data)]
+
+
+def _measure(run: Run, seconds: float, quiet: bool) -> None:
+    import shutil
+
+    from lockstep.cli.progress import ProbeLine
+    from lockstep.errors import InputError
+    from lockstep.probe import measure
+    from lockstep.run import Probe
+    from lockstep.ways import BESIDE
+
+    spec = run.spec()
+    if spec.options.script:
+        raise InputError(
+            f"--measure: {run.id} is a training loop of your own, which only your script can take apart: leave --measure out"
+        )
+    if spec.placement.launcher == "slurm":
+        note("measuring as a Slurm job of its own")
+    folder = run.folder / BESIDE
+    shutil.rmtree(folder, ignore_errors=True)
+    line = None if quiet else ProbeLine(f"measuring {run.id}")
+    try:
+        measure(spec.recipe, spec.placement, folder, Probe(seconds=seconds), spec.options.data_root, line)
+    finally:
+        if line:
+            line.clear()
+
+
+def _document(
+    label: str, run: Run, peers: list[Run], questions: tuple[str, ...], target: float | None
+) -> dict[str, Any]:
+    import msgspec
+
+    from lockstep.errors import InputError
+    from lockstep.explain import ANALYZERS, explain
+    from lockstep.explain.evidence import Evidence
+
+    state = run.status()["state"]
+    if state != "done":
+        raise InputError(
+            f"{run.id} is {state}: only a run that has ended well can be explained ('lockstep show' says more)"
+        )
+    evidence = Evidence(run, peers, target)
+    found: list[Finding] = explain(evidence, questions)
+    return {
+        "run": run.id,
+        "label": label,
+        "plan": evidence.spec.plan.line(),
+        "measured": bool(evidence.ways),
+        "findings": [msgspec.to_builtins(each) for each in found],
+        "definitions": {each.name: each.definition for each in ANALYZERS},
+    }
+
+
+def _print(document: dict[str, Any], most: int | None) -> None:
+    out = console()
+    out.print(f"[bold]{document['label']}[/bold]  {document['plan']}", soft_wrap=True)
+    findings = document["findings"]
+    overview = next((each for each in findings if "ranks" in each["figures"] and each["question"] == "step"), None)
+    if overview and most is None:
+        _print_step(overview)
+    for number, each in enumerate(findings[:most], start=1):
+        cost = f"  [dim]{each['cost']:.0%} of the time[/dim]" if each["cost"] >= 0.005 else ""
+        out.print(
+            f"{number}. [cyan]{each['question']}[/cyan]  [bold]{_plain(each['verdict'])}[/bold]{cost}", soft_wrap=True
+        )
+        out.print(f"   why   {_plain(each['why'])}", soft_wrap=True)
+        if each["next"]:
+            out.print(f"   next  {_plain(each['next'])}", soft_wrap=True)
+
+
+def _plain(text: str) -> str:
+    """Names come from users; square brackets in them are no markup."""
+    return text.replace("[", "\\[")
+
+
+def _print_step(finding: dict[str, Any]) -> None:
+    """Where a step goes, by rank, and the longest of each."""
+    figures = finding["figures"]
+    names = [name for name in figures["mean_s"] if name != "total"]
+    rows = [
+        [str(rank), *(_us(part[name]) for name in names), _us(part["total"])]
+        for rank, part in enumerate(figures["ranks"])
+    ]
+    if len(rows) > 1:
+        rows.append(["longest", *(_us(figures["max_s"][name]) for name in (*names, "total"))])
+    print_table(["rank", *(f"{name} µs" for name in names), "step µs"], rows, right=range(1, len(names) + 2))
+
+
+def _us(seconds: float) -> str:
+    return f"{seconds * 1e6:,.0f}"

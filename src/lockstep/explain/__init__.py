@@ -1,0 +1,81 @@
+"""Explain: one analyzer per question. Each answers with verdict, why (a number) and next step, from measurements only."""
+
+from __future__ import annotations
+
+from lockstep.explain import (
+    accuracy,
+    limits,
+    overfitting,
+    overlap,
+    precision,
+    recommend,
+    speedup,
+    step,
+    straggler,
+)
+from lockstep.explain.evidence import Evidence
+from lockstep.explain.finding import Analyzer, Finding
+
+ANALYZERS = (
+    Analyzer(
+        "step",
+        "Where does a step go?",
+        "The mean time of each phase over the steps after warm-up; waiting is a rank's exchange beyond that of the rank that came last.",
+        step.answer,
+    ),
+    Analyzer(
+        "speed-up",
+        "Why are N ranks not N times faster?",
+        "Differences between ways to take the same step, measured in turns, each of which adds one cause.",
+        speedup.answer,
+    ),
+    Analyzer(
+        "overlap",
+        "How much of the exchange is hidden?",
+        "Time computing while exchanging, divided by time exchanging.",
+        overlap.answer,
+    ),
+    Analyzer(
+        "straggler",
+        "Is a rank slow?",
+        "The time that each rank works in a step, beside the others'; all of them wait for the longest.",
+        straggler.answer,
+    ),
+    Analyzer(
+        "limits",
+        "Is it the loader, the batch, the threads?",
+        "The same step without a loader, with twice the batch, with half the threads, measured in turns.",
+        limits.answer,
+    ),
+    Analyzer(
+        "accuracy",
+        "Did the distribution change the accuracy, or the recipe?",
+        "A checklist of all that could change the result with the number of ranks, each with its evidence.",
+        accuracy.answer,
+    ),
+    Analyzer(
+        "overfitting",
+        "Is it overfitting, and since when?",
+        "Test loss after its least value, against its own jitter from epoch to epoch.",
+        overfitting.answer,
+    ),
+    Analyzer(
+        "precision",
+        "Is mixed precision worth it here?",
+        "The same recipe and placement in both number formats, paired by seed.",
+        precision.answer,
+    ),
+    Analyzer(
+        "recommendation",
+        "Which backend, how many ranks, which batch?",
+        "The least training time to the accuracy asked for, of all settings that were run on this task.",
+        recommend.answer,
+    ),
+)
+
+
+def explain(evidence: Evidence, questions: tuple[str, ...] = ()) -> list[Finding]:
+    """All findings, the costliest first; among those that cost nothing, in the order of the questions."""
+    chosen = [each for each in ANALYZERS if not questions or each.name in questions]
+    found = [finding for analyzer in chosen for finding in analyzer.answer(evidence)]
+    return sorted(found, key=lambda finding: -finding.cost)

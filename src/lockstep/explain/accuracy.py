@@ -1,0 +1,147 @@
+"""Did accuracy change because of the distribution, or because of the recipe? A checklist, each point with its evidence."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+import msgspec
+
+from lockstep.explain.evidence import Evidence
+from lockstep.explain.finding import Finding
+from lockstep.explain.words import points
+from lockstep.placement import changes_mathematics
+from lockstep.run import Run, Spec
+from lockstep.settings import flatten
+
+# Keys of a recipe that say how long and with which luck, not what.
+FREE = ("seed", "batch_per_rank")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One way in which distribution could change the result: whether it did, and how that is known."""
+
+    name: str
+    changed: bool
+    evidence: str
+
+
+def answer(evidence: Evidence) -> list[Finding]:
+    accuracy = evidence.summary.get("test_accuracy")
+    if evidence.spec.plan.ranks == 1 or accuracy is None:
+        return []
+    checks = checklist(evidence)
+    changed = [check for check in checks if check.changed]
+    alone = one_process(evidence)
+    spread = seed_spread(evidence)
+    against = [accuracy - value for value in alone]
+    figures = {
+        "checks": [{"name": c.name, "changed": c.changed, "evidence": c.evidence} for c in checks],
+        "difference": statistics.fmean(against) if against else None,
+        "one_process_runs": len(alone),
+        "seed_spread": spread,
+    }
+    text = "; ".join(f"{check.name}: {check.evidence}" for check in (changed or checks))
+    compared = (
+        f"{points(statistics.fmean(against))} against {len(alone)} run(s) of the same recipe in one process"
+        if against
+        else "no run of the same recipe in one process to compare with"
+    )
+    noise = "" if spread is None else f"; seeds alone differ by {100 * spread:.2f} points (standard deviation)"
+    if changed:
+        verdict = f"the recipe changed with the ranks: {', '.join(check.name for check in changed)}"
+        step = (
+            "keep global_batch, or state lr_rule and lr_batch"
+            if any(c.name == "global batch" for c in changed)
+            else "compare with: lockstep verify"
+        )
+    else:
+        verdict = "distribution does not change what is computed here"
+        step = "" if against else "prove it: lockstep verify, with the same words as this run"
+    return [Finding(question="accuracy", verdict=verdict, why=f"{compared}{noise}; {text}", next=step, figures=figures)]
+
+
+def checklist(evidence: Evidence) -> list[Check]:
+    spec = evidence.spec
+    recipe, plan, placement = spec.recipe, spec.plan, spec.placement
+    seen = [epoch["samples"] for epoch in evidence.epochs]
+    whole = [count for count in seen[:-1] if count != plan.train_samples] if seen else []
+    tests = {epoch["test_samples"] for epoch in evidence.epochs if epoch.get("test_samples") is not None}
+    mathematics = changes_mathematics(placement, recipe)
+    norm = recipe.regularize.batch_norm
+    per_rank = recipe.batch_per_rank is not None
+    return [
+        Check(
+            "global batch",
+            per_rank,
+            f"stated per rank, so it is {plan.global_batch} with {plan.ranks} ranks and {recipe.batch_per_rank} with one"
+            if per_rank
+            else f"{plan.global_batch}, whatever the number of ranks",
+        ),
+        Check(
+            "learning rate",
+            per_rank and recipe.lr_rule == "keep",
+            plan.lr_note or f"{plan.lr:g}, kept" + (" though the global batch grew" if per_rank else ""),
+        ),
+        Check(
+            "samples",
+            bool(whole),
+            f"every epoch took {plan.train_samples:,} samples once, in an order of (seed, epoch) alone"
+            if not whole
+            else f"an epoch took {whole[0]:,} samples instead of {plan.train_samples:,}",
+        ),
+        Check(
+            "batch norm",
+            norm == "per-rank",
+            {"off": "none in the recipe", "synchronised": "its statistics are of the global batch"}.get(
+                norm, "its statistics are of each rank's own share"
+            ),
+        ),
+        Check(
+            "strategy",
+            mathematics is not None and norm != "per-rank",
+            mathematics or f"{placement.strategy} gives the gradient of the global batch",
+        ),
+        Check("evaluation", bool(tests - {plan.test_samples}), f"{plan.test_samples:,} test samples, each once"),
+        Check(
+            "weights",
+            evidence.summary.get("ranks_agree") is False,
+            "the same on all ranks at the end"
+            if evidence.summary.get("ranks_agree")
+            else "differ between ranks at the end",
+        ),
+    ]
+
+
+def same_recipe(one: Spec, other: Spec, free: tuple[str, ...] = FREE) -> bool:
+    """Whether two runs compute the same but for luck: the global batch counts, not how it was stated."""
+    return _key(one, free) == _key(other, free)
+
+
+def _key(spec: Spec, free: tuple[str, ...]) -> dict[str, object]:
+    found = flatten(msgspec.to_builtins(spec.recipe))
+    return {key: value for key, value in found.items() if key not in free}
+
+
+def one_process(evidence: Evidence) -> list[float]:
+    """Accuracies of one process with the same recipe: of the same seed where there are such runs."""
+    same = [run for run in evidence.peers if run.spec().plan.ranks == 1 and same_recipe(run.spec(), evidence.spec)]
+    twins = [run for run in same if run.spec().recipe.seed == evidence.spec.recipe.seed]
+    return [value for run in (twins or same) if (value := _accuracy(run)) is not None]
+
+
+def seed_spread(evidence: Evidence) -> float | None:
+    """The standard deviation of accuracy over seeds, of this recipe and placement."""
+    placement = evidence.spec.placement
+    found = {evidence.spec.recipe.seed: evidence.summary.get("test_accuracy")}
+    for run in evidence.peers:
+        spec = run.spec()
+        if spec.placement.ranks == placement.ranks and same_recipe(spec, evidence.spec):
+            found.setdefault(spec.recipe.seed, _accuracy(run))
+    values = [value for value in found.values() if value is not None]
+    return statistics.stdev(values) if len(values) >= 3 else None
+
+
+def _accuracy(run: Run) -> float | None:
+    return (run.summary() or {}).get("test_accuracy")

@@ -1,0 +1,35 @@
+"""What an analyzer says: verdict, why (a number), next step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from lockstep.explain.evidence import Evidence
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer. Every number in its words is in `figures` too, for those who read them by program."""
+
+    question: str
+    """The analyzer's name."""
+    verdict: str
+    why: str
+    next: str = ""
+    cost: float = 0.0
+    """The share of the training time that would be saved without it, 0 to 1: findings come in this order."""
+    figures: dict[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class Analyzer:
+    """One question, and the function that answers it; no finding where the run has nothing to say about it."""
+
+    name: str
+    question: str
+    definition: str
+    """One sentence: how the number comes about."""
+    answer: Callable[[Evidence], list[Finding]]

@@ -1,0 +1,97 @@
+"""Is it overfitting, since which epoch, what would help? From the curves: test loss against its own noise, and the gap to train."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from lockstep.explain.evidence import Evidence
+from lockstep.explain.finding import Finding
+from lockstep.explain.words import points
+from lockstep.recipe import Recipe
+
+FEWEST_EPOCHS = 5
+# A rise counts if it is this many times the curve's own jitter.
+SURE = 3.0
+
+
+def answer(evidence: Evidence) -> list[Finding]:
+    epochs = [epoch for epoch in evidence.epochs if epoch.get("test_loss") is not None]
+    if not epochs:
+        return []
+    if len(epochs) < FEWEST_EPOCHS:
+        return [_too_few(len(epochs))]
+    test = [float(epoch["test_loss"]) for epoch in epochs]
+    train = [float(epoch["train_loss"]) for epoch in epochs]
+    noise = jitter(test)
+    best = turning_point(test)
+    numbers = [int(epoch["epoch"]) for epoch in epochs]
+    rise = statistics.fmean(test[-2:]) - test[best]
+    gap = float(epochs[-1]["train_accuracy"]) - float(epochs[-1]["test_accuracy"])
+    figures = {
+        "best_epoch": numbers[best],
+        "rise": rise,
+        "noise": noise,
+        "gap": gap,
+        "test_loss": test,
+        "train_loss": train,
+    }
+    gap_text = f"train accuracy is {points(gap)} above test at the end"
+    if best < len(test) - 2 and rise > SURE * noise and train[-1] < train[best]:
+        return [
+            Finding(
+                question="overfitting",
+                verdict=f"overfitting since epoch {numbers[best]}: test loss rose by {rise:.4f} after it while train loss fell",
+                why=f"test loss {test[best]:.4f} in epoch {numbers[best]}, {test[-1]:.4f} at the end; its own jitter is {noise:.4f}; {gap_text}",
+                next=f"early_stopping.patience={max(2, len(test) // 10)} ends it there; not yet on: {', '.join(not_on(evidence.spec.recipe)) or 'nothing'}",
+                figures=figures,
+            )
+        ]
+    falling = test[-1] <= min(test) + noise and best >= len(test) - 2
+    return [
+        Finding(
+            question="overfitting",
+            verdict="not overfitting, and still learning" if falling else "not overfitting: test loss has levelled off",
+            why=f"least test loss {test[best]:.4f} in epoch {numbers[best]} of {numbers[-1]}, {test[-1]:.4f} at the end; its own jitter is {noise:.4f}; {gap_text}",
+            next=f"train longer: epochs={2 * numbers[-1]}" if falling else "",
+            figures=figures,
+        )
+    ]
+
+
+def jitter(curve: Sequence[float]) -> float:
+    """How much a curve jumps from epoch to epoch, without its bend: the middle of its second differences, as a deviation."""
+    second = [abs(a - 2 * b + c) for a, b, c in zip(curve, curve[1:], curve[2:], strict=False)]
+    # A second difference of independent noise has sqrt(6) of its deviation; 0.6745 turns a middle into a deviation.
+    return statistics.median(second) / 0.6745 / 6**0.5
+
+
+def turning_point(curve: Sequence[float]) -> int:
+    """Where the curve is least, by the mean with its neighbours, so that one lucky epoch does not decide."""
+    smooth = [statistics.fmean(curve[max(0, i - 1) : i + 2]) for i in range(len(curve))]
+    near = smooth.index(min(smooth))
+    around = range(max(0, near - 1), min(len(curve), near + 2))
+    return min(around, key=lambda i: curve[i])
+
+
+def not_on(recipe: Recipe) -> list[str]:
+    """Techniques against overfitting that the recipe does not use yet."""
+    augment, regularize, optimizer = recipe.augment, recipe.regularize, recipe.optimizer
+    have = {
+        "augment.crop=4": augment.crop > 0,
+        "augment.flip=true": augment.flip or recipe.data.startswith("mnist"),  # a digit is another one in a mirror
+        "regularize.dropout=0.25": regularize.dropout > 0,
+        "optimizer.weight_decay=5e-4": optimizer.weight_decay > 0 or regularize.l2 > 0,
+        "regularize.label_smoothing=0.1": regularize.label_smoothing > 0,
+        "regularize.mixup=0.2": regularize.mixup > 0,
+    }
+    return [name for name, on in have.items() if not on]
+
+
+def _too_few(epochs: int) -> Finding:
+    return Finding(
+        question="overfitting",
+        verdict="too few epochs to say",
+        why=f"{epochs} of at least {FEWEST_EPOCHS}: a curve's noise cannot be told from its direction",
+        next=f"epochs={2 * FEWEST_EPOCHS}",
+    )

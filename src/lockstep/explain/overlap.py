@@ -1,0 +1,188 @@
+"""How much of the exchange is hidden? Overlap is the time in which a rank computes while it communicates, divided by the time in which
+it communicates.
+
+From a trace (`lockstep run --trace 20`) it is measured, bucket by bucket. Without one DDP's own figures give it for the whole step, as a
+bound from above: DDP counts from the start of the first bucket, whether or not anything was under way all the time after it.
+Strategies that exchange after backward hide nothing, by what they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lockstep.explain.evidence import Evidence
+from lockstep.explain.finding import Finding
+from lockstep.explain.words import ms, percent
+from lockstep.measure.trace import TracedStep, common, length, read, traced_steps, union
+from lockstep.run import read_json
+
+AFTER_BACKWARD = ("flat", "naive", "local-sgd", "diloco")
+# What is less is not worth a word about how to hide it.
+LITTLE = 0.03
+# PyTorch's own first bucket. Smaller messages cost little less than this: their number counts, not their size.
+SMALLEST_BUCKET = 1 << 20
+# Into so many buckets an exchange is divided that has too few: the last one, which nothing can hide, is then a quarter of it.
+DIVIDE_INTO = 4
+
+
+class Seen(NamedTuple):
+    """What is known of a run's exchange; seconds of a step, means over ranks and steps."""
+
+    source: str
+    overlap: float
+    buckets: list[dict[str, Any]]
+    """Bytes of each; with a trace also its time and overlap."""
+    window: float | None = None
+    """From the start of the first bucket to the end of computing: what there is to hide behind."""
+
+
+def answer(evidence: Evidence) -> list[Finding]:
+    strategy = evidence.spec.placement.strategy
+    if evidence.spec.plan.ranks == 1 or not len(evidence.ranks[0]):
+        return []
+    seen = from_trace(evidence) or from_ddp(evidence)
+    if strategy in AFTER_BACKWARD:
+        seen = Seen("trace" if seen else "strategy", seen.overlap if seen else 0.0, [])
+    if seen is None:
+        return []
+    return [_finding(evidence, seen, _times(evidence))]
+
+
+def from_trace(evidence: Evidence) -> Seen | None:
+    """Measured by the marks of the traced steps, over all ranks that have some."""
+    contents = [read(evidence.run, rank) for rank in range(evidence.spec.plan.ranks)]
+    steps = [step for content in contents if content for step in traced_steps(content).values()]
+    steps = [step for step in steps if step.communicating]
+    if not steps:
+        return None
+    shared = sum(length(common(step.communicating, step.computing)) for step in steps)
+    whole = sum(length(step.communicating) for step in steps)
+    windows = [_window(step) for step in steps if step.buckets]
+    return Seen("trace", shared / whole, _buckets(steps), float(np.mean(windows)) / 1e6 if windows else None)
+
+
+def _buckets(steps: list[TracedStep]) -> list[dict[str, Any]]:
+    found = []
+    for index in sorted({bucket.index for step in steps for bucket in step.buckets}):
+        mine = [(step, bucket) for step in steps for bucket in step.buckets if bucket.index == index]
+        whole = sum(bucket.end - bucket.begin for _, bucket in mine)
+        shared = sum(length(common([(bucket.begin, bucket.end)], step.computing)) for step, bucket in mine)
+        found.append(
+            {
+                "bucket": index,
+                "bytes": mine[0][1].bytes,
+                "seconds": whole / len(mine) / 1e6,
+                "overlap": shared / whole if whole else 0.0,
+            }
+        )
+    return found
+
+
+def _window(step: TracedStep) -> float:
+    begin = min(bucket.begin for bucket in step.buckets)
+    backward = union(step.of("backward"))
+    return max(0.0, backward[-1][1] - begin) if backward else 0.0
+
+
+def from_ddp(evidence: Evidence) -> Seen | None:
+    """DDP's own logging data, as every rank keeps it in its summary."""
+    folders = [evidence.run.rank_folder(rank) for rank in range(evidence.spec.plan.ranks)]
+    found = [((read_json(folder / "summary.json") or {}).get("strategy") or {}) for folder in folders]
+    found = [figures for figures in found if figures.get("avg_backward_comm_time")]
+    if not found:
+        return None
+    window = float(np.mean([figures.get("avg_backward_compute_comm_overlap_time", 0) for figures in found]))
+    whole = float(np.mean([figures["avg_backward_comm_time"] for figures in found]))
+    sizes = found[0].get("rebuilt_bucket_sizes") or found[0].get("bucket_sizes") or []
+    buckets = [{"bucket": index, "bytes": size} for index, size in enumerate(sizes)]
+    return Seen("ddp", min(1.0, window / whole), buckets, window / 1e9)
+
+
+def _times(evidence: Evidence) -> dict[str, float]:
+    """Seconds of a step. All ranks leave an exchange together, so the one that spends least in it did not wait for another."""
+    exchange = np.stack([rows["exchange_ns"] for rows in evidence.ranks]) / 1e9
+    return {
+        "step_s": float(np.mean([rows["total_ns"].mean() for rows in evidence.ranks])) / 1e9,
+        "backward_s": float(np.mean([rows["backward_ns"].mean() for rows in evidence.ranks])) / 1e9,
+        "exposed_s": float(exchange.min(axis=0).mean()),
+        "waiting_s": float((exchange - exchange.min(axis=0)).mean()),
+    }
+
+
+def _finding(evidence: Evidence, seen: Seen, times: dict[str, float]) -> Finding:
+    last = seen.buckets[-1]["bytes"] if seen.buckets else 0
+    exposed = times["exposed_s"] / times["step_s"]
+    hideable = _hideable(seen, times, last)
+    most = "at most " if seen.source == "ddp" else ""
+    return Finding(
+        question="overlap",
+        verdict=f"{most}{percent(seen.overlap)} of the exchange is hidden behind computing; {percent(exposed)} of a step is exchange that is not",
+        why=_why(evidence, seen, times),
+        next=_next(evidence, seen, exposed, last),
+        cost=hideable / times["step_s"],
+        figures={
+            "source": seen.source,
+            "overlap": seen.overlap,
+            "buckets": seen.buckets,
+            "window_s": seen.window,
+            "hideable_s": hideable,
+            **times,
+        },
+    )
+
+
+def _hideable(seen: Seen, times: dict[str, float], last: int) -> float:
+    """What smaller buckets could still hide: not the last of them, and not more than there is backward to hide it behind."""
+    if last <= SMALLEST_BUCKET:
+        return 0.0
+    target = _target(seen)
+    free = max(0.0, times["backward_s"] - (seen.window or 0.0) * seen.overlap)
+    return min(times["exposed_s"] * max(0.0, 1 - target / last), free)
+
+
+def _target(seen: Seen) -> int:
+    whole: int = sum(bucket["bytes"] for bucket in seen.buckets)
+    return max(SMALLEST_BUCKET, whole // DIVIDE_INTO)
+
+
+def _why(evidence: Evidence, seen: Seen, times: dict[str, float]) -> str:
+    spent = f"{ms(times['exposed_s'])} of {ms(times['step_s'])} a step"
+    if not seen.buckets:
+        return f"strategy={evidence.spec.placement.strategy} exchanges when backward is over: {spent}"
+    sizes = [bucket["bytes"] for bucket in seen.buckets]
+    if len(sizes) == 1:
+        return (
+            f"all gradients are in one bucket of {_size(sizes[0])}, which is full only when the last gradient is there, and then "
+            f"backward is over: nothing is left to hide behind; {spent}"
+        )
+    whole = sum(sizes)
+    times_of = "".join(
+        f"; bucket {bucket['bucket']} ({_size(bucket['bytes'])}): {percent(bucket['overlap'])} of {ms(bucket['seconds'])}"
+        for bucket in seen.buckets[:6]
+        if "seconds" in bucket
+    )
+    window = seen.window or 0.0
+    if window < times["exposed_s"]:
+        reason = f"only {ms(window)} of backward are left when the first of {len(sizes)} buckets is full, and {ms(times['exposed_s'])} of exchange follow"
+    else:
+        reason = f"the last of {len(sizes)} buckets holds {percent(sizes[-1] / whole)} of {_size(whole)}, and is full only when backward is over"
+    return f"{reason}; {spent}{times_of}"
+
+
+def _next(evidence: Evidence, seen: Seen, exposed: float, last: int) -> str:
+    if exposed < LITTLE:
+        return f"nothing to gain: the exchange that is not hidden is {percent(exposed)} of a step"
+    if last > SMALLEST_BUCKET:
+        return f"smaller buckets begin earlier: ddp.bucket_mb={_target(seen) / (1 << 20):.3g}"
+    less = "a larger batch, or an exchange every few steps (strategy=local-sgd, which changes the mathematics)"
+    if not seen.buckets and evidence.spec.placement.strategy in ("flat", "naive"):
+        return (
+            f"for gradients of several megabytes strategy=ddp, which exchanges during backward; for small ones {less}"
+        )
+    return f"a message of {_size(last)} costs what a smaller one does, so dividing it hides nothing: a faster backend ('lockstep comms'), {less}"
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.3g} MB" if count >= 1e5 else f"{count / 1e3:.3g} kB"

@@ -1,0 +1,118 @@
+"""Is mixed precision worth it here? The same recipe and placement in both number formats: time, memory, accuracy, overflows."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from lockstep.explain.accuracy import same_recipe
+from lockstep.explain.evidence import Evidence
+from lockstep.explain.finding import Finding
+from lockstep.explain.words import points
+from lockstep.measure.hardware import cpu_support, precision_line
+from lockstep.placement import Placement
+from lockstep.run import Run
+from lockstep.study.measures import Sample, sample, value
+from lockstep.study.statistics import compare
+
+FREE = ("seed", "batch_per_rank", "precision")
+
+
+def answer(evidence: Evidence) -> list[Finding]:
+    mine = evidence.spec.recipe.precision
+    alike = [run for run in (evidence.run, *evidence.peers) if _alike(run, evidence)]
+    formats = sorted({run.spec().recipe.precision for run in alike} - {"fp32"})
+    full = [run for run in alike if run.spec().recipe.precision == "fp32"]
+    if full and formats:
+        chosen = [mine] if mine in formats else formats
+        return [
+            _compared(name, [r for r in alike if r.spec().recipe.precision == name], full, evidence) for name in chosen
+        ]
+    if mine == "fp32":
+        return []
+    return [
+        Finding(
+            question="precision",
+            verdict=f"whether {mine} is worth it is not known: there is no fp32 run of this recipe and placement",
+            why=f"{precision_line(mine, evidence.spec.placement)}{_numbers(evidence.summary)}",
+            next="run it with precision=fp32 too, or: lockstep study run precision",
+        )
+    ]
+
+
+def _compared(name: str, mixed: Sequence[Run], full: Sequence[Run], evidence: Evidence) -> Finding:
+    pairs = _pairs([sample(run, None) for run in mixed], [sample(run, None) for run in full])
+    time = compare(*_values(pairs, "seconds"), "time")
+    accuracy = compare(*_values(pairs, "accuracy"), "accuracy")
+    memory = _ratio(pairs, "memory")
+    assert time.effect is not None
+    assert accuracy.effect is not None
+    saved = 1 - time.effect
+    certain = time.settled
+    verdict = f"{name} {'takes' if certain else 'seems to take'} {time.effect:.2f} times as long as fp32 here"
+    gains = certain and saved > 0 and not (accuracy.settled and accuracy.effect < 0)
+    return Finding(
+        question="precision",
+        verdict=f"{verdict}: {'worth it' if gains else 'not worth it' if certain else 'not settled'}",
+        why=f"{precision_line(name, evidence.spec.placement)}; time {time.effect:.3f}x, memory {'?' if memory is None else f'{memory:.2f}x'}, "
+        f"accuracy {points(accuracy.effect)} ({accuracy.verdict}), n = {time.n} pairs{_numbers(mixed[0].summary() or {})}",
+        next=f"precision={name if gains else 'fp32'}"
+        if certain
+        else "more seeds: lockstep study run precision repeats=5",
+        cost=max(0.0, saved if evidence.spec.recipe.precision == "fp32" else -saved / time.effect) if certain else 0.0,
+        figures={
+            "format": name,
+            "time_ratio": time.effect,
+            "time_verdict": time.verdict,
+            "memory_ratio": memory,
+            "accuracy_difference": accuracy.effect,
+            "accuracy_verdict": accuracy.verdict,
+            "pairs": time.n,
+            "hardware": cpu_support(),
+        },
+    )
+
+
+def _alike(run: Run, evidence: Evidence) -> bool:
+    """The same recipe and place, whatever the number format."""
+    spec = run.spec()
+    return _place(spec.placement) == _place(evidence.spec.placement) and same_recipe(spec, evidence.spec, FREE)
+
+
+def _place(placement: Placement) -> dict[str, Any]:
+    return dict(msgspec.to_builtins(placement))
+
+
+def _pairs(ours: Sequence[Sample], theirs: Sequence[Sample]) -> list[tuple[Sample, Sample]]:
+    by_seed = {each.seed: each for each in theirs}
+    matched = [(each, by_seed[each.seed]) for each in ours if each.seed in by_seed]
+    return matched or list(zip(ours, theirs, strict=False))
+
+
+def _values(pairs: Sequence[tuple[Sample, Sample]], metric: str) -> tuple[list[float], list[float]]:
+    known = [(value(a, metric, None), value(b, metric, None)) for a, b in pairs]
+    both = [(a, b) for a, b in known if a is not None and b is not None]
+    return [a for a, _ in both], [b for _, b in both]
+
+
+def _ratio(pairs: Sequence[tuple[Sample, Sample]], metric: str) -> float | None:
+    ours, theirs = _values(pairs, metric)
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True) if b]
+    return statistics.median(ratios) if ratios else None
+
+
+def _numbers(summary: dict[str, Any]) -> str:
+    """What was counted of 16-bit trouble."""
+    numbers = summary.get("numbers")
+    if not numbers:
+        return ""
+    return "; counted: " + ", ".join(
+        f"{key.replace('_', ' ')} {_count(value)}" for key, value in numbers.items() if value is not None
+    )
+
+
+def _count(value: Any) -> str:
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.3g}"

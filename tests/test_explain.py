@@ -1,0 +1,371 @@
+"""The analyzers' arithmetic, on records written by hand whose answers are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from lockstep.explain import (
+    accuracy,
+    explain,
+    limits,
+    overfitting,
+    precision,
+    recommend,
+    speedup,
+    step,
+    straggler,
+)
+from lockstep.explain.evidence import Evidence
+from lockstep.explain.step import NAMES
+from lockstep.measure.records import ROW
+from lockstep.placement import Placement, plan
+from lockstep.recipe import Recipe
+from lockstep.run import Options, Run, Spec, append_line, write_atomic
+from lockstep.ways import BESIDE, FILE, Way
+
+RECIPE = Recipe(data="embedded", global_batch=64, epochs=1)
+
+
+def spec_of(recipe: Recipe, placement: Placement, identity: str) -> Spec:
+    planned = plan(recipe, placement, 1000, 500)
+    return Spec(
+        id=identity, created=0.0, lockstep="0", recipe=recipe, placement=placement, plan=planned, options=Options()
+    )
+
+
+class Folder:
+    """Writes run folders as a run leaves them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.count = root, 0
+
+    def run(self, recipe: Recipe = RECIPE, placement: Placement | None = None, **summary: Any) -> Run:
+        placement = placement or Placement(
+            ranks=2, threads=1, launcher="spawn", device="cpu", backend="gloo", strategy="ddp"
+        )
+        self.count += 1
+        run = Run(self.root / f"run-{self.count}")
+        for rank in range(placement.ranks):
+            run.rank_folder(rank).mkdir(parents=True)
+        write_atomic(run.folder / "run.json", msgspec.to_builtins(spec_of(recipe, placement, run.folder.name)))
+        write_atomic(run.folder / "environment.json", {"cores_machine": 2})
+        write_atomic(run.folder / "summary.json", {"ranks_agree": True, **summary})
+        run.write_status("done")
+        return run
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
+
+
+def rows(count: int, **phases: Any) -> np.ndarray[Any, Any]:
+    """Steps with these phases in microseconds; what no phase has is "other"."""
+    found = np.zeros(count, dtype=ROW)
+    found["step"] = np.arange(1, count + 1)
+    for name, value in phases.items():
+        found[f"{name}_ns"] = np.asarray(value) * 1000
+    return found
+
+
+def write_steps(run: Run, *ranks: np.ndarray[Any, Any]) -> None:
+    for rank, steps in enumerate(ranks):
+        steps.tofile(run.rank_folder(rank) / "steps.bin")
+
+
+def way(name: str, milliseconds: float, ranks: int = 1, samples: int = 32, **phases: float) -> Way:
+    seconds = milliseconds / 1e3
+    parts = {**dict.fromkeys((*NAMES, "total"), 0.0), **{key: value / 1e3 for key, value in phases.items()}}
+    jitter = [0.99, 1.0, 1.01, 1.0, 1.0]
+    return Way(
+        name=name,
+        samples=samples,
+        ranks=ranks,
+        threads=1,
+        steps=10,
+        rounds=[[seconds * j] * ranks for j in jitter],
+        phases=[parts] * ranks,
+    )
+
+
+def write_ways(run: Run, *ways: Way) -> None:
+    beside = Run(run.folder / BESIDE)
+    beside.folder.mkdir(parents=True)
+    write_atomic(beside.folder / FILE, {"ways": msgspec.to_builtins(list(ways))})
+    beside.write_status("done")
+
+
+def test_waiting_is_told_apart_from_exchange_and_the_parts_add_up(folder: Folder) -> None:
+    run = folder.run()
+    # Rank 1 computes 300 µs longer, so rank 0 spends 300 µs more in the exchange: 100 µs of it are the exchange.
+    first = rows(50, data=100, forward=500, backward=1000, exchange=400, optimizer=200, total=2250)
+    second = rows(50, data=100, forward=600, backward=1200, exchange=100, optimizer=200, total=2250)
+    write_steps(run, first, second)
+    (found,) = step.answer(Evidence(run))
+    by_rank = found.figures["ranks"]
+    assert [part["waiting"] * 1e6 for part in by_rank] == pytest.approx([300, 0])
+    assert [part["exchange"] * 1e6 for part in by_rank] == pytest.approx([100, 100])
+    for part in by_rank:
+        assert sum(part[name] for name in NAMES) == pytest.approx(part["total"])
+    assert found.verdict == "most of a step is backward: 1.10 ms of 2.25 ms"
+
+
+def test_a_slow_rank_is_named_with_what_it_costs(folder: Folder) -> None:
+    run = folder.run()
+    noise = np.random.default_rng(1).normal(0, 20, (2, 400))
+    write_steps(
+        run,
+        rows(400, backward=1000 + noise[0], exchange=1100 - noise[0], total=2100),
+        rows(400, backward=2000 + noise[1], exchange=100 - noise[1], total=2100),
+    )
+    (found,) = straggler.answer(Evidence(run))
+    assert found.verdict.startswith("rank 1 is slow: the others wait 1.00 ms a step")
+    assert found.figures["ratio"] == pytest.approx(2.0, rel=0.02)
+    assert found.cost == pytest.approx(500 / 2100, rel=0.05), "half of the ranks wait 1 of 2.1 ms"
+
+
+def test_a_slow_host_is_told_from_a_slow_rank(folder: Folder) -> None:
+    placement = Placement(
+        ranks=4, hosts=2, threads=1, launcher="torchrun", device="cpu", backend="gloo", strategy="ddp"
+    )
+    run = folder.run(placement=placement)
+    fast, slow = rows(100, backward=1000, exchange=600, total=1600), rows(100, backward=1500, exchange=100, total=1600)
+    write_steps(run, fast, fast, slow, slow)
+    assert straggler.answer(Evidence(run))[0].verdict.startswith("host 1 (all of its ranks) is slow")
+    other = folder.run(placement=placement)
+    write_steps(other, fast, fast, fast, slow)
+    assert straggler.answer(Evidence(other))[0].verdict.startswith("rank 3 on host 1 is slow")
+
+
+def test_a_rank_that_was_slow_for_a_while_is_found_with_its_steps(folder: Folder) -> None:
+    run = folder.run()
+    work = np.full(1000, 1000.0)
+    work[400:480] = 2500
+    write_steps(
+        run,
+        rows(1000, backward=1000, exchange=work - 900, total=work + 100),
+        rows(1000, backward=work, exchange=100, total=work + 100),
+    )
+    (found,) = straggler.answer(Evidence(run))
+    assert found.verdict == "rank 1 was slow for a while: steps 401 to 480"
+
+
+def test_even_ranks_are_not_called_slow(folder: Folder) -> None:
+    run = folder.run()
+    noise = np.random.default_rng(2).normal(0, 100, (2, 500))
+    write_steps(run, *(rows(500, backward=1000 + n, exchange=300 - n, total=1300) for n in noise))
+    (found,) = straggler.answer(Evidence(run))
+    assert "no rank is slow" in found.verdict
+
+
+CHAIN = {"whole": 20.0, "plain": 11.0, "wrapped": 11.5, "apart": 13.5, "together": 16.0}
+
+
+def chain(**changed: float) -> list[Way]:
+    """Two ranks: ideal 10 ms, batch 1, wrapper 0.5, contention 2, exchange 1.5, waiting 0.6, rest 0.4."""
+    times = {**CHAIN, **changed}
+    ways = [
+        way(name, value, ranks=2 if name in ("apart", "together") else 1)
+        for name, value in times.items()
+        if name != "together"
+    ]
+    ways.append(way("together", times["together"], ranks=2, exchange=1.5, waiting=0.6))
+    ways.append(way("no-data", times["together"] - 0.1, ranks=2))
+    ways.append(way("double", 2 * times["together"] - 0.2, ranks=2, samples=64))
+    return ways
+
+
+def test_the_loss_of_speed_up_is_split_and_adds_up(folder: Folder) -> None:
+    run = folder.run()
+    write_steps(run, *[rows(10, total=16000)] * 2)
+    write_ways(run, *chain())
+    (found,) = speedup.answer(Evidence(run))
+    parts = {name: seconds * 1e3 for name, seconds in found.figures["parts_s"].items()}
+    assert parts == pytest.approx(
+        {"ideal": 10, "batch": 1, "wrapper": 0.5, "contention": 2, "exchange": 1.5, "waiting": 0.6, "rest": 0.4}
+    )
+    assert sum(parts.values()) == pytest.approx(16)
+    assert found.figures["speed_up"] == pytest.approx(1.25)
+    assert found.figures["explained"] == pytest.approx(1 - 0.4 / 6)
+    assert "most is lost to contention" in found.verdict
+    assert found.cost == pytest.approx(2 / 16)
+
+
+@pytest.mark.parametrize(
+    ("changed", "cause"),
+    [
+        ({"plain": 18.0, "wrapped": 18.2, "apart": 18.4, "together": 21.0}, "batch"),
+        ({"wrapped": 19.0, "apart": 19.2, "together": 22.0}, "wrapper"),
+    ],
+)
+def test_the_largest_cause_is_named(folder: Folder, changed: dict[str, float], cause: str) -> None:
+    run = folder.run()
+    write_steps(run, *[rows(10, total=16000)] * 2)
+    write_ways(run, *chain(**changed))
+    assert f"most is lost to {cause}" in speedup.answer(Evidence(run))[0].verdict
+
+
+def test_without_a_probe_what_is_not_known_is_said(folder: Folder) -> None:
+    run = folder.run()
+    write_steps(run, *[rows(10, backward=1000, exchange=1000, total=2000)] * 2)
+    (found,) = speedup.answer(Evidence(run))
+    assert "50% of a step is exposed exchange" in found.verdict
+    assert found.next.endswith("--measure")
+
+
+def test_the_loader_the_batch_and_the_threads_are_judged_by_what_is_saved_without_them(folder: Folder) -> None:
+    def first(*ways: Way, placement: Placement | None = None) -> list[Any]:
+        run = folder.run(placement=placement)
+        write_steps(run, *[rows(10, total=16000)] * 2)
+        write_ways(run, *ways)
+        return limits.answer(Evidence(run))
+
+    base = way("together", 10, ranks=2)
+    none = [way("no-data", 9.9, 2), way("double", 19.8, 2, 64), way("half-threads", 10.0, 2)]
+    assert "neither the loader" in first(base, *none)[0].verdict
+    (found,) = first(base, way("no-data", 4, 2), *none[1:])
+    assert found.figures["cause"] == "loader"
+    assert found.cost == pytest.approx(0.6, abs=0.01)
+    (found,) = first(base, none[0], way("double", 11, 2, 64), none[2])
+    assert found.figures["cause"] == "batch"
+    assert found.cost == pytest.approx(0.45, abs=0.01)
+    crowd = Placement(ranks=2, threads=4, launcher="spawn", device="cpu", backend="gloo", strategy="ddp")
+    (found,) = first(base, *none[:2], way("half-threads", 6, 2), placement=crowd)
+    assert found.figures["cause"] == "threads"
+    assert found.next == "threads=1"
+
+
+def curve(run: Run, test: list[float], train: list[float]) -> None:
+    for number, (a, b) in enumerate(zip(test, train, strict=True), start=1):
+        append_line(
+            run.folder / "epochs.jsonl",
+            {
+                "epoch": number,
+                "samples": 1000,
+                "test_samples": 500,
+                "test_loss": a,
+                "train_loss": b,
+                "train_accuracy": 0.99,
+                "test_accuracy": 0.9,
+                "train_seconds": 1.0,
+            },
+        )
+
+
+def test_overfitting_is_found_with_its_epoch_and_not_where_there_is_only_noise(folder: Folder) -> None:
+    rng = np.random.default_rng(3)
+    epochs = np.arange(30)
+    falling = np.exp(-epochs / 6)
+    rising = folder.run()
+    curve(rising, list(0.3 + falling + 0.02 * np.maximum(0, epochs - 14) + rng.normal(0, 0.01, 30)), list(falling))
+    (found,) = overfitting.answer(Evidence(rising))
+    assert found.verdict.startswith("overfitting since epoch ")
+    assert abs(found.figures["best_epoch"] - 15) <= 2
+    assert "regularize.dropout=0.25" in found.next
+    assert found.figures["gap"] == pytest.approx(0.09)
+    wrong = 0
+    for _ in range(100):
+        flat = folder.run()
+        curve(flat, list(0.3 + falling + rng.normal(0, 0.01, 30)), list(falling))
+        wrong += overfitting.answer(Evidence(flat))[0].verdict.startswith("overfitting")
+    assert wrong <= 5
+    short = folder.run()
+    curve(short, [1.0, 0.5], [1.0, 0.5])
+    assert overfitting.answer(Evidence(short))[0].verdict == "too few epochs to say"
+
+
+def test_the_checklist_finds_what_changed_with_the_ranks(folder: Folder) -> None:
+    def changed(recipe: Recipe, **keys: Any) -> set[str]:
+        placement = Placement(
+            ranks=2, threads=1, launcher="spawn", device="cpu", backend="gloo", strategy="ddp", **keys
+        )
+        run = folder.run(recipe, placement, test_accuracy=0.9)
+        curve(run, [0.5], [0.5])
+        (found,) = accuracy.answer(Evidence(run))
+        return {check["name"] for check in found.figures["checks"] if check["changed"]}
+
+    replace = msgspec.structs.replace
+    assert changed(RECIPE) == set()
+    assert changed(replace(RECIPE, batch_per_rank=32)) == {"global batch", "learning rate"}
+    assert changed(replace(RECIPE, batch_per_rank=32, lr_rule="linear")) == {"global batch"}
+    per_rank = replace(RECIPE, regularize=replace(RECIPE.regularize, batch_norm="per-rank"))
+    assert changed(per_rank) == {"batch norm"}
+    hook = msgspec.convert({"hook": "bf16"}, type(Placement().ddp))
+    assert changed(RECIPE, ddp=hook) == {"strategy"}
+
+
+def test_accuracy_is_compared_with_one_process_of_the_same_recipe_only(folder: Folder) -> None:
+    single = Placement(ranks=1, threads=1, launcher="single", device="cpu", strategy="single")
+    twin = folder.run(placement=single, test_accuracy=0.95)
+    other = folder.run(msgspec.structs.replace(RECIPE, global_batch=128), single, test_accuracy=0.5)
+    run = folder.run(test_accuracy=0.94)
+    curve(run, [0.5], [0.5])
+    (found,) = accuracy.answer(Evidence(run, [twin, other]))
+    assert found.figures["difference"] == pytest.approx(-0.01)
+    assert found.figures["one_process_runs"] == 1
+
+
+def test_precision_is_judged_by_pairs_of_one_seed(folder: Folder) -> None:
+    runs = []
+    for seed in range(8):
+        for name, seconds in (("fp32", 10.0), ("bf16", 7.0)):
+            recipe = msgspec.structs.replace(RECIPE, seed=seed, precision=name)
+            run = folder.run(
+                recipe,
+                test_accuracy=0.9 + seed / 1000,
+                train_seconds=seconds * (1 + seed / 100),
+                memory_growth_bytes=[10, 10],
+            )
+            curve(run, [0.5], [0.5])
+            runs.append(run)
+    (found,) = precision.answer(Evidence(runs[0], runs))
+    assert found.figures["time_ratio"] == pytest.approx(0.7)
+    assert found.verdict.endswith("worth it")
+    assert "not worth" not in found.verdict
+    assert found.figures["pairs"] == 8
+    assert precision.answer(Evidence(runs[0])) == [], "an fp32 run alone says nothing about it"
+
+
+def test_the_recommendation_is_the_least_time_to_an_accuracy(folder: Folder) -> None:
+    def runs(batch: int, seconds: float, reaches: float) -> list[Run]:
+        made = []
+        for seed in range(8):
+            run = folder.run(
+                msgspec.structs.replace(RECIPE, seed=seed, global_batch=batch),
+                test_accuracy=reaches,
+                train_seconds=2 * seconds,
+            )
+            for number, value in ((1, reaches / 2), (2, reaches)):
+                append_line(
+                    run.folder / "epochs.jsonl",
+                    {"epoch": number, "train_seconds": seconds * (1 + seed / 50), "test_accuracy": value},
+                )
+            made.append(run)
+        return made
+
+    slow, fast, poor = runs(64, 10.0, 0.95), runs(128, 6.0, 0.96), runs(256, 1.0, 0.60)
+    (found,) = recommend.answer(Evidence(slow[0], [*slow, *fast, *poor], target=0.9))
+    assert found.figures["best"] == "global_batch=128"
+    assert found.figures["saved"] == pytest.approx(0.4)
+    assert found.next == "global_batch=128"
+    (found,) = recommend.answer(Evidence(fast[0], [*slow, *fast, *poor], target=0.9))
+    assert "nothing that was run here reaches 90.0% sooner" in found.verdict
+
+
+def test_findings_come_with_the_costliest_first(folder: Folder) -> None:
+    run = folder.run(test_accuracy=0.9)
+    curve(run, [0.5], [0.5])
+    write_steps(
+        run,
+        rows(100, data=100, backward=1000, exchange=1100, total=2200),
+        rows(100, data=100, backward=1000, exchange=1100, total=2200),
+    )
+    found = explain(Evidence(run))
+    assert [each.cost for each in found] == sorted((each.cost for each in found), reverse=True)
+    assert found[0].question == "speed-up", "half of the step is exchange"
+    assert {each.question for each in found} >= {"step", "speed-up", "straggler", "accuracy", "overfitting"}
