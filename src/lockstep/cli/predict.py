@@ -1,0 +1,264 @@
+"""`lockstep predict`: what more ranks would give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lockstep.cli.output import console, json_option, note, print_json, print_table
+from lockstep.cli.run import data_root_option, read_words, runs_option
+
+if TYPE_CHECKING:
+    from lockstep.placement import Placement
+    from lockstep.predict.fit import Fit
+    from lockstep.recipe import Recipe
+
+EPILOG = """\b
+Examples:
+  lockstep predict last --measure                      fit the last run's recipe here, then predict
+  lockstep predict last --ranks 2,4,8,…,1024 --link 25gbit,10us
+  lockstep predict last --weak --ranks 2,4,…,64        keep the batch per rank, not the global batch
+  lockstep predict last --every 8                      local SGD: weights are averaged every 8 steps
+  lockstep predict global_batch=256 backend=gloo       a recipe instead of a run
+  lockstep predict last --replay --ranks 1000,10000    event by event, and what one slow rank costs
+  lockstep predict --check                             what predictions are worth on this machine
+
+\b
+A fit takes about a minute and is kept for the next time. docs/predict.md says what the model knows.
+Exit codes: 0 done, 2 wrong input, 3 a measurement failed.
+"""
+
+
+@click.command("predict", epilog=EPILOG)
+@click.argument("words", nargs=-1, metavar="[RUN | RECIPE.toml] [KEY=VALUE]...")
+@click.option("--ranks", help="Rank counts, for example 2,4,8,…,1024. Unstated: powers of two.")
+@click.option("--link", help="Between hosts: rate and one-way delay, for example 25gbit,10us.")
+@click.option("--batch", type=click.IntRange(1), help="Another global batch; with --weak, that of one rank.")
+@click.option("--weak", is_flag=True, help="Keep the batch per rank, not the global batch.")
+@click.option("--every", type=click.IntRange(1), metavar="H", help="Local SGD: average weights every H steps.")
+@click.option(
+    "--algorithm",
+    type=click.Choice(["auto", "ring", "tree", "hierarchical"]),
+    default="auto",
+    show_default=True,
+    help="How the ranks exchange; auto: as the backend does.",
+)
+@click.option("--per-host", type=click.IntRange(1), help="Ranks on one host. Unstated: as many as the run had.")
+@click.option("--measure", is_flag=True, help="Fit on this machine now, also where there is a fit.")
+@click.option("--replay", is_flag=True, help="Also replay the step event by event.")
+@click.option(
+    "--straggler", type=click.FloatRange(1), default=1.5, show_default=True, help="--replay: how slow one rank is."
+)
+@click.option("--check", is_flag=True, help="Compare predictions with held-out runs on this machine (minutes).")
+@click.option("--quick", is_flag=True, help="--check: three runs of one net.")
+@runs_option
+@data_root_option
+@json_option
+def command(
+    words: tuple[str, ...],
+    ranks: str | None,
+    measure: bool,
+    replay: bool,
+    straggler: float,
+    check: bool,
+    quick: bool,
+    runs: Path | None,
+    data_root: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Predict a step's time on more ranks, from a cost model fitted on this machine.
+
+    RUN is an id, the beginning of one, a folder, or 'last'; KEY=VALUE changes its recipe or placement. Predictions beyond
+    this host assume more hosts like it, with as many ranks on each, joined by --link.
+    """
+    from lockstep.errors import InputError
+
+    if check:
+        if words or measure:
+            raise InputError("--check has recipes of its own: leave the recipe and --measure out")
+        _check(quick, as_json)
+        return
+    if quick:
+        raise InputError("--quick goes with --check: add it, or leave both out")
+    from lockstep.predict.document import ask, document, replays
+    from lockstep.predict.scaling import asked_ranks, judge, table, usual_ranks
+
+    counts = asked_ranks(ranks) if ranks else None
+    name, recipe, placement = _asked(words, runs)
+    fit, remarks = _fit(name, recipe, placement, options["batch"], measure, data_root)
+    asked, assumed = ask(fit, recipe, placement, **options)
+    rows = table(fit, asked, counts or usual_ranks(asked))
+    replayed = replays(fit, rows, straggler) if replay else []
+    found = document(name, fit, asked, rows, judge(fit, asked, rows), [*remarks, *assumed], replayed)
+    if as_json:
+        print_json(found)
+    else:
+        _print(found)
+
+
+def _asked(words: tuple[str, ...], runs: Path | None) -> tuple[str | None, Recipe, Placement]:
+    """The run's name if one is named, and recipe and placement."""
+    from lockstep.run import Run, runs_root
+
+    first = words[0] if words else "last"
+    if "=" in first or first.endswith(".toml") or _is_published(first):
+        return None, *read_words(words)
+    import msgspec
+
+    from lockstep.errors import InputError
+    from lockstep.settings import flatten
+
+    run = Run.find(first, runs_root(runs))
+    spec = run.spec()
+    if spec.options.script:
+        raise InputError(f"{run.id}: a loop of the user's own cannot be measured step by step: name a recipe instead")
+    recipe = msgspec.structs.replace(spec.recipe, batch_per_rank=None)
+    base = flatten(msgspec.to_builtins(recipe)) | flatten(msgspec.to_builtins(spec.placement))
+    return run.id, *read_words(words[1:], {key: value for key, value in base.items() if value is not None})
+
+
+def _is_published(word: str) -> bool:
+    from lockstep.errors import InputError
+    from lockstep.recipes import path_of
+
+    try:
+        return path_of(word) is not None
+    except InputError:
+        return False
+
+
+def _fit(
+    name: str | None, recipe: Recipe, placement: Placement, batch: int | None, measure: bool, data_root: Path | None
+) -> tuple[Fit, list[str]]:
+    """The fit that is kept, or a new one."""
+    from lockstep.errors import InputError
+    from lockstep.predict import fit as fits
+    from lockstep.predict.here import here
+
+    recipe, placement, remark = here(recipe, placement)
+    found = None if measure else fits.load(recipe, placement)
+    if found is None:
+        if name and not measure:
+            raise InputError(f"{name}: its recipe has no fit on this machine yet: add --measure (about a minute)")
+        from lockstep.predict.measure import make
+
+        root = str(data_root.absolute()) if data_root else None
+        found = make(recipe, placement, max(recipe.global_batch, batch or 0), note, root, anew=measure)
+        note(f"predict: fitted in {found.seconds:.0f} s; kept in {fits.save(found)}")
+    return found, [remark] if remark else []
+
+
+def _print(found: dict[str, Any]) -> None:
+    out = console()
+    recipe, placement = found["recipe"], found["fit"]["placement"]
+    kept = "batch per rank kept (weak scaling)" if found["scaling"] == "weak" else "global batch kept (strong scaling)"
+    rounds = f", weights averaged every {found['every']} steps" if found["every"] else ""
+    out.print(
+        f"[bold]{found['run'] or recipe['model']}[/bold]  {recipe['model']}, {placement['backend']}, {placement['strategy']}{rounds}; {kept}"
+    )
+    _print_rows(found["rows"])
+    out.print(
+        f"Fitted {found['fit']['made']} in {found['fit']['seconds']:.0f} s; {found['earned_text']}.", soft_wrap=True
+    )
+    for text in found["assumed"]:
+        out.print(text, soft_wrap=True, markup=False)
+    if found["replay"]:
+        _print_replay(found["replay"])
+    out.print(f"[bold]{found['verdict']['text']}[/bold]", soft_wrap=True)
+    if found["verdict"]["next"]:
+        out.print(f"Next: {found['verdict']['next']}", soft_wrap=True)
+
+
+def _print_rows(rows: list[dict[str, Any]]) -> None:
+    parts = ("compute", "wrapper", "contention", "exchange", "waiting")
+    headers = ["ranks", "hosts", "batch/rank", "step ms", "interval ms", *parts, "images/s", "speed-up", "efficiency"]
+    shown = []
+    for row in rows:
+        if "reason" in row:
+            continue
+        passes = f"{row['micro_batch']}" + (f"x{row['accumulation']}" if row["accumulation"] > 1 else "")
+        interval = row["interval_ms"]
+        shown.append(
+            [
+                f"{row['ranks']:,}",
+                f"{row['hosts']:,}",
+                passes,
+                _ms(row["step_ms"]),
+                f"{_ms(interval[0])}–{_ms(interval[1])}" if interval else "–",
+                *(_ms(row[f"{part}_ms"]) for part in parts),
+                f"{row['images_per_second']:,.0f}",
+                f"{row['speed_up']:.2f}",
+                f"{row['efficiency']:.0%}",
+            ]
+        )
+    print_table(headers, shown, right=range(len(headers)))
+    for row in rows:
+        if "reason" in row:
+            console().print(f"{row['ranks']:,} ranks: {row['reason']}.", soft_wrap=True)
+
+
+def _print_replay(replays: list[dict[str, Any]]) -> None:
+    slow = replays[0]["straggler"]
+    headers = [
+        "ranks",
+        "closed form ms",
+        "replay ms",
+        "of it waiting",
+        f"one rank {slow:g}x as slow ms",
+        "costs",
+        "steps",
+        "took s",
+    ]
+    rows = [
+        [
+            f"{one['ranks']:,}",
+            _ms(one["closed_form_ms"]),
+            _ms(one["step_ms"]),
+            _ms(one["waiting_ms"]),
+            _ms(one["straggler_step_ms"]),
+            f"{one['straggler_costs']:+.0%}",
+            str(one["steps"]),
+            f"{one['seconds']:.2f}",
+        ]
+        for one in replays
+    ]
+    console().print("Replayed event by event, with the noise that was measured:")
+    print_table(headers, rows, right=range(len(headers)))
+
+
+def _ms(milliseconds: float) -> str:
+    return f"{milliseconds:,.0f}" if abs(milliseconds) >= 1000 else f"{milliseconds:.3g}"
+
+
+def _check(quick: bool, as_json: bool) -> None:
+    from lockstep.predict import check
+
+    found = check.run(quick, note)
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        [
+            case["what"],
+            case["fit"],
+            case["placement"],
+            _ms(case["predicted_ms"]),
+            _ms(case["measured_ms"]),
+            f"{case['error']:+.1%}",
+        ]
+        for case in found["cases"]
+    ]
+    print_table(["held out", "fit", "placement", "predicted ms", "measured ms", "error"], rows, right=(3, 4, 5))
+    out = console()
+    if found["left_out"]:
+        out.print(f"Links were left out: {found['left_out']}", soft_wrap=True, markup=False)
+    verdict = "met" if found["goal_met"] else "missed"
+    out.print(
+        f"Median error {found['median_error']:.1%}, worst {found['worst_error']:.1%} on {found['n']} held-out placements "
+        f"(goal {check.GOAL_MEDIAN:.0%} and {check.GOAL_WORST:.0%}: {verdict}); the machine itself changed its speed by "
+        f"{found['drift']:+.1%} meanwhile.",
+        soft_wrap=True,
+    )

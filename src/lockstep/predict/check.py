@@ -1,0 +1,220 @@
+"""What the predictions are worth: fits on some placements of this machine, predictions of others, and real runs of those.
+
+No held-out run is used in a fit. Its step is measured as the fits measure theirs: means over windows of steps and over ranks, and the
+middle of the windows.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from lockstep.comms import store
+from lockstep.errors import InputError
+from lockstep.launch import emulate, execute, prepare
+from lockstep.launch.link import parse_link
+from lockstep.measure.records import read_steps
+from lockstep.placement import Placement, Plan, cores, ranks_per_host
+from lockstep.predict import measure
+from lockstep.predict.fit import Fit, folder, save
+from lockstep.predict.here import here
+from lockstep.predict.model import Case, predict
+from lockstep.run import Options, Run, Spec, read_json, write_atomic
+from lockstep.settings import load
+
+Tell = Callable[[str], None]
+
+FORMAT = 1
+FILE = "check.json"
+RUN_S = 6.0
+"""Of steps in a held-out run."""
+FEWEST_STEPS, MOST_STEPS = 60, 4000
+WINDOWS = 20
+GOAL_MEDIAN, GOAL_WORST = 0.05, 0.15
+
+
+@dataclass(frozen=True)
+class Held:
+    """A placement that no fit has seen, and which fit predicts it."""
+
+    what: str
+    """In which way it differs from those that were fitted."""
+    fit: str
+    words: tuple[str, ...]
+
+
+COMMON = ("threads=1", "test_limit=100", "seed=5")
+# What is fitted: the words of a recipe, with its global batch.
+FITS: dict[str, tuple[str, ...]] = {
+    "mnist-convnet, gloo": ("model=mnist-convnet", "data=embedded", "ranks=2", "backend=gloo", "global_batch=256"),
+    "mnist-convnet, shm": ("model=mnist-convnet", "data=embedded", "ranks=2", "backend=shm", "global_batch=256"),
+    "cifar-vgg, gloo": ("model=cifar-vgg", "data=embedded-color", "ranks=2", "backend=gloo", "global_batch=32"),
+}
+NET, SHARED, VGG = FITS
+SLOW = ("hosts=emulated:2", "link=100mbit,5ms")
+QUICKER = ("hosts=emulated:2", "link=1gbit,0.5ms")
+HELD = (
+    Held("batch", NET, ("ranks=1", "global_batch=48")),
+    Held("batch", NET, ("ranks=1", "global_batch=200")),
+    Held("batch and ranks", NET, ("ranks=2", "global_batch=96")),
+    Held("batch and ranks", NET, ("ranks=2", "global_batch=20")),
+    Held("accumulation", NET, ("ranks=2", "global_batch=192", "accumulation=4")),
+    Held("strategy", NET, ("ranks=2", "global_batch=96", "strategy=local-sgd", "local_sgd.every=4")),
+    Held("link", NET, ("ranks=2", "global_batch=96", *SLOW)),
+    Held("link", NET, ("ranks=2", "global_batch=96", *QUICKER)),
+    Held("link and strategy", NET, ("ranks=2", "global_batch=96", *SLOW, "strategy=local-sgd", "local_sgd.every=8")),
+    Held("backend", SHARED, ("ranks=2", "global_batch=96")),
+    Held("backend", SHARED, ("ranks=2", "global_batch=20")),
+    Held("model", VGG, ("ranks=1", "global_batch=12")),
+    Held("model", VGG, ("ranks=2", "global_batch=24")),
+    Held("model and link", VGG, ("ranks=2", "global_batch=24", *QUICKER)),
+)
+QUICK = (HELD[0], HELD[2], HELD[4])
+
+
+def run(quick: bool, tell: Tell, where: Path | None = None, repeats: int | None = None) -> dict[str, Any]:
+    """Fit, predict, run, compare; the result is kept for the predictions to come. `where`: the folder of fits."""
+    if cores() < 2:
+        raise InputError("predict --check: two ranks need two cores, and this process may use one")
+    cases, left_out = possible(QUICK if quick else HELD)
+    repeats = repeats or (1 if quick else 2)
+    fits = {name: _fit(name, where, tell) for name in dict.fromkeys(case.fit for case in cases)}
+    first = next(iter(fits))
+    taken: dict[Held, list[float]] = {case: [] for case in cases}
+    predicted: dict[Held, float] = {}
+    with tempfile.TemporaryDirectory(prefix="lockstep-predict-") as scratch:
+        for number in range(repeats):
+            for place, case in enumerate(cases):
+                tell(
+                    f"predict: held-out run {number * len(cases) + place + 1}/{repeats * len(cases)}: {case.what}, {case.fit}, {' '.join(case.words)}"
+                )
+                predicted[case], seconds = _try(fits[case.fit], case, Path(scratch) / f"{number}-{place}")
+                taken[case].append(seconds)
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "time": time.time(),
+        "machine": store.machine(),
+        "quick": quick,
+        "fits": [_about(name, fit) for name, fit in fits.items()],
+        "cases": [_result(case, predicted[case], taken[case]) for case in cases],
+        "left_out": left_out,
+        "most_ranks": max(_ranks(case) for case in cases),
+        "drift": _drift(fits[first], _fit(first, None, tell, keep=False)),
+    }
+    document |= summary([case["error"] for case in document["cases"]])
+    path = (where or folder()) / FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, document)
+    return document
+
+
+def possible(cases: Sequence[Held]) -> tuple[list[Held], str | None]:
+    """Those that this machine can run; emulated hosts need root."""
+    reason = emulate.problem()
+    if reason is None:
+        return list(cases), None
+    return [case for case in cases if not any(word.startswith("hosts=emulated") for word in case.words)], reason
+
+
+def summary(errors: Sequence[float]) -> dict[str, Any]:
+    """Of relative errors: (measured - predicted) / predicted."""
+    sizes = [abs(error) for error in errors]
+    return {
+        "n": len(errors),
+        "median_error": statistics.median(sizes),
+        "worst_error": max(sizes),
+        "lowest": min(errors),
+        "highest": max(errors),
+        "goal_met": statistics.median(sizes) <= GOAL_MEDIAN and max(sizes) <= GOAL_WORST,
+    }
+
+
+def known(where: Path | None = None) -> dict[str, Any] | None:
+    """The last check of this machine, where there is one."""
+    content = read_json((where or folder()) / FILE)
+    return content if content and content.get("format") == FORMAT else None
+
+
+def _ranks(case: Held) -> int:
+    return max(int(word.partition("=")[2]) for word in case.words if word.startswith("ranks="))
+
+
+def _fit(name: str, where: Path | None, tell: Tell, keep: bool = True) -> Fit:
+    recipe, placement = load([], [*COMMON, *FITS[name]])
+    recipe, placement, _ = here(recipe, placement)
+    tell(f"predict: fitting {name} …")
+    fit = measure.make(recipe, placement, recipe.global_batch, lambda text: None, anew=keep)
+    if keep:
+        save(fit, where)
+    return fit
+
+
+def _about(name: str, fit: Fit) -> dict[str, Any]:
+    batches = [int(point.samples) for point in fit.compute.alone]
+    return {"fit": name, "seconds": fit.seconds, "batches": batches, "ranks": fit.placement.ranks}
+
+
+def _try(fit: Fit, case: Held, folder: Path) -> tuple[float, float]:
+    """The prediction, made before the run, and the run."""
+    recipe, placement = load([], [*COMMON, *FITS[case.fit], *case.words])
+    _, spec = prepare(recipe, placement, Options(save_model=False), folder.parent, folder.name)
+    predicted = predict(fit, case_of(fit, spec.placement, spec.plan)).seconds
+    steps = max(FEWEST_STEPS, min(MOST_STEPS, round(RUN_S / predicted)))
+    epochs = -(-steps // spec.plan.steps_per_epoch)
+    recipe = msgspec.structs.replace(recipe, max_steps=steps, epochs=epochs)
+    where, spec = prepare(recipe, placement, Options(save_model=False), folder.parent, folder.name)
+    return predicted, measured_step(execute(where, spec), spec)
+
+
+def case_of(fit: Fit, placement: Placement, plan: Plan) -> Case:
+    """A run's own placement as the model sees it. Emulated hosts share this machine."""
+    local = placement.strategy in ("local-sgd", "diloco")
+    return Case(
+        micro=plan.micro_batch,
+        accumulation=plan.accumulation,
+        hosts=placement.hosts,
+        per_host=ranks_per_host(placement),
+        sharing=placement.ranks if placement.emulated else None,
+        link=parse_link(placement.link),
+        every=placement.local_sgd.every if local and placement.ranks > 1 else None,
+    )
+
+
+def measured_step(run: Run, spec: Spec) -> float:
+    """Seconds of a step: the mean over ranks and over the steps of a window, and the middle of the windows. Partial batches are left out."""
+    rows = [read_steps(run.rank_folder(rank) / "steps.bin") for rank in range(spec.plan.ranks)]
+    full = spec.plan.micro_batch * spec.plan.accumulation
+    whole = np.all([(one["samples"] == full) & (one["warmup"] == 0) for one in rows], axis=0)
+    steps = np.mean([one["total_ns"][whole] for one in rows], axis=0) / 1e9
+    # Rounds of local SGD have one long step each: a window holds whole rounds.
+    every = spec.placement.local_sgd.every
+    length = max(1, len(steps) // WINDOWS // every) * every
+    windows = steps[: len(steps) // length * length].reshape(-1, length).mean(axis=1)
+    return float(np.median(windows))
+
+
+def _result(case: Held, predicted: float, taken: Sequence[float]) -> dict[str, Any]:
+    seconds = statistics.fmean(taken)
+    return {
+        "what": case.what,
+        "fit": case.fit,
+        "placement": " ".join(case.words),
+        "predicted_ms": predicted * 1e3,
+        "measured_ms": seconds * 1e3,
+        "runs_ms": [one * 1e3 for one in taken],
+        "error": seconds / predicted - 1,
+    }
+
+
+def _drift(before: Fit, after: Fit) -> float:
+    """How much slower the machine itself became meanwhile: the same placement, fitted again at the end."""
+    pairs = zip(before.compute.sharing, after.compute.sharing, strict=True)
+    return statistics.median(two.seconds / one.seconds - 1 for one, two in pairs)

@@ -1,0 +1,79 @@
+"""Computing as a function of the micro batch: alone, and with the other ranks of a host beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """A step of one rank that exchanges nothing, with so many samples in one pass."""
+
+    samples: float
+    seconds: float
+    backward: float
+    """Of these seconds."""
+    optimizer: float
+
+
+class Parts(NamedTuple):
+    """A step without exchange, and the backward pass that an exchange could hide behind."""
+
+    compute: float
+    wrapper: float
+    contention: float
+    backward: float
+
+
+class Compute(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured, by samples."""
+
+    ranks: int
+    """How many shared the host in `sharing`."""
+    wrapper: float
+    """What the strategy costs beside the exchange, in a step."""
+    alone: list[Point]
+    sharing: list[Point]
+    """With the wrapper, all ranks of the host at once."""
+
+    def parts(self, micro: float, accumulation: int, sharing: int) -> Parts:
+        """A step of `accumulation` passes of `micro` samples, on a host with so many ranks."""
+        alone = at(self.alone, micro)
+        compute = accumulation * (alone.seconds - alone.optimizer) + alone.optimizer
+        if sharing == 1 or not self.sharing:
+            return Parts(compute, self.wrapper, 0.0, alone.backward)
+        shared = at(self.sharing, micro)
+        if sharing > self.ranks:  # more than were measured, and than there is room for: they take turns
+            turns = sharing / self.ranks
+            whole = accumulation * (shared.seconds - self.wrapper - alone.optimizer) + alone.optimizer + self.wrapper
+            return Parts(compute, self.wrapper, turns * whole - compute - self.wrapper, turns * shared.backward)
+        # Measured with one rank and with all that the host holds; between the two, contention is taken to grow evenly.
+        share = (sharing - 1) / (self.ranks - 1)
+        contention = accumulation * (shared.seconds - self.wrapper - alone.seconds) * share
+        backward = alone.backward + (shared.backward - alone.backward) * share
+        return Parts(compute, self.wrapper, contention, backward)
+
+    def covers(self, micro: float) -> bool:
+        """Whether so many samples lie within what was measured."""
+        return self.alone[0].samples <= micro <= self.alone[-1].samples
+
+
+def at(points: Sequence[Point], samples: float) -> Point:
+    """Straight between the measured batches; below and above them, on as it is there. Small batches have a floor, so it is no single line."""
+    if len(points) == 1:
+        return points[0]
+    upper = next((i for i, point in enumerate(points) if point.samples >= samples), len(points) - 1)
+    low, high = points[max(0, upper - 1)], points[max(1, upper)]
+    share = (samples - low.samples) / (high.samples - low.samples)
+
+    def between(one: float, other: float) -> float:
+        return one + share * (other - one)
+
+    return Point(
+        samples=samples,
+        seconds=between(low.seconds, high.seconds),
+        backward=between(low.backward, high.backward),
+        optimizer=between(low.optimizer, high.optimizer),
+    )

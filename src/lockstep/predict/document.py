@@ -1,0 +1,183 @@
+"""A prediction as one document: rows, what was assumed, what the model has earned on held-out runs, the verdict."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+
+from lockstep.errors import InputError
+from lockstep.launch.link import parse_link
+from lockstep.placement import Placement, ranks_per_host
+from lockstep.predict import check
+from lockstep.predict.fit import Fit, age
+from lockstep.predict.model import missed
+from lockstep.predict.replay import replay, script_of
+from lockstep.predict.scaling import Ask, Row, Verdict
+from lockstep.recipe import Recipe
+
+DEFAULT_LINK = "10gbit,50us"
+# A replay of few ranks takes more steps, so that its noise averages out; one of 10,000 ranks stays within seconds.
+FEWEST_STEPS, MOST_STEPS, RANK_STEPS = 3, 200, 20_000
+# Up to so many ranks a replay's document has every rank's timeline.
+MOST_TIMELINES = 32
+
+
+def ask(fit: Fit, recipe: Recipe, placement: Placement, **options: Any) -> tuple[Ask, list[str]]:
+    """What the command's options come to for this run, and what that assumes."""
+    given, weak, per_host = options["link"], options["weak"], options["per_host"]
+    batch = recipe.global_batch if recipe.batch_per_rank is None else recipe.batch_per_rank * placement.ranks
+    if weak:
+        batch = max(1, batch // (placement.ranks if placement.ranks > 1 else 1))
+    held = fit.placement.ranks
+    if per_host is not None and per_host > held:
+        raise InputError(
+            f"--per-host {per_host}: this host was measured with {held} rank(s) on it; choose at most {held}"
+        )
+    usual = ranks_per_host(placement) if placement.ranks > 1 else held
+    link = parse_link(given or placement.link or DEFAULT_LINK)
+    if link.loss_ppm:
+        raise InputError(f"--link {given or placement.link}: loss is not modelled; state rate and delay alone")
+    asked = Ask(
+        batch=options["batch"] or batch,
+        weak=weak,
+        per_host=per_host or usual,
+        link=link,
+        algorithm=options["algorithm"],
+        every=options["every"],
+        micro_batch=placement.micro_batch,
+        accumulation=placement.accumulation,
+    )
+    between = (
+        f"joined by {link}"
+        if given or placement.link
+        else f"joined by {link}, which is assumed (state yours with --link)"
+    )
+    hosts = (
+        f"Up to {asked.per_host} rank(s) are on this host; more of them on more hosts like it, {asked.per_host} rank(s) of "
+        f"{fit.placement.threads} thread(s) on each, {between}. This machine's loopback is not a network."
+    )
+    return asked, [hosts, "Ranks are disturbed independently of each other, each as much as those of this host."]
+
+
+def beyond(fit: Fit, rows: Sequence[Row]) -> list[str]:
+    """A remark where a batch lies outside what was measured."""
+    low, high = (int(fit.compute.alone[end].samples) for end in (0, -1))
+    outside = [row.ranks for row in rows if row.case and not fit.compute.covers(row.case.micro)]
+    if not outside:
+        return []
+    return [
+        f"Batches of a rank were measured from {low} to {high}; those with {_list(outside)} rank(s) are extrapolated."
+    ]
+
+
+def _list(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers if len(numbers) <= 4 else [*numbers[:2], "…", numbers[-1]]))
+
+
+def earned() -> tuple[dict[str, Any] | None, str]:
+    """What the model has earned on held-out runs of this machine, in figures and in words."""
+    found = check.known()
+    if found is None:
+        return None, "not checked on this machine: run 'lockstep predict --check'"
+    keys = ("time", "quick", "n", "median_error", "worst_error", "lowest", "highest", "drift")
+    when = time.strftime("%Y-%m-%d", time.localtime(found["time"]))
+    text = (
+        f"on {found['n']} held-out placements of this machine ({when}) the model was off by {found['median_error']:.1%} in the middle "
+        f"and by {found['worst_error']:.1%} at worst; rank counts beyond {found.get('most_ranks', 2)} could not be tried here"
+    )
+    return {key: found[key] for key in keys}, text
+
+
+def replays(fit: Fit, rows: Sequence[Row], slow: float) -> list[dict[str, Any]]:
+    """Each row event by event: with the measured noise, and with one rank that is slow besides."""
+    found = []
+    for row in rows:
+        if row.case is None or row.step is None or row.ranks == 1:
+            continue
+        script = script_of(fit, row.case)
+        began = time.perf_counter()
+        steps = max(FEWEST_STEPS, min(MOST_STEPS, RANK_STEPS // row.ranks))
+        count = -(-steps // script.every) * script.every
+        keep = row.ranks <= MOST_TIMELINES
+        usual = replay(script, count, fit.noise, keep=keep)
+        held_up = replay(script, count, fit.noise, slow=(row.ranks // 2, slow))
+        found.append(
+            {
+                "ranks": row.ranks,
+                "steps": count,
+                "closed_form_ms": row.step.seconds * 1e3,
+                "step_ms": usual.step * 1e3,
+                "waiting_ms": usual.waiting * 1e3,
+                "straggler": slow,
+                "straggler_step_ms": held_up.step * 1e3,
+                "straggler_costs": held_up.step / usual.step - 1,
+                "seconds": time.perf_counter() - began,
+                "timeline": usual.timeline[:FEWEST_STEPS],
+            }
+        )
+    return found
+
+
+def document(
+    name: str | None,
+    fit: Fit,
+    ask: Ask,
+    rows: Sequence[Row],
+    verdict: Verdict,
+    remarks: Sequence[str],
+    replayed: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
+    figures, text = earned()
+    return {
+        "run": name,
+        "recipe": msgspec.to_builtins(fit.recipe),
+        "fit": {
+            "made": age(fit),
+            "seconds": fit.seconds,
+            "machine": fit.machine,
+            "placement": msgspec.to_builtins(fit.placement),
+            "batches": [int(point.samples) for point in fit.compute.alone],
+            "missed_ms": missed(fit) * 1e3,
+        },
+        "scaling": "weak" if ask.weak else "strong",
+        "link": str(ask.link),
+        "algorithm": ask.algorithm,
+        "every": ask.every,
+        "assumed": [*remarks, *beyond(fit, rows)],
+        "rows": [_row(row, figures) for row in rows],
+        "verdict": asdict(verdict),
+        "earned": figures,
+        "earned_text": text,
+        "replay": list(replayed),
+    }
+
+
+def _row(row: Row, figures: dict[str, Any] | None) -> dict[str, Any]:
+    if row.step is None or row.case is None:
+        return {"ranks": row.ranks, "reason": row.reason}
+    step = row.step
+    milliseconds = {f"{part}_ms": seconds * 1e3 for part, seconds in asdict(step).items()}
+    interval = None
+    if figures:
+        interval = [
+            step.seconds * 1e3 * (1 + min(0.0, figures["lowest"])),
+            step.seconds * 1e3 * (1 + max(0.0, figures["highest"])),
+        ]
+    return {
+        "ranks": row.ranks,
+        "hosts": row.case.hosts,
+        "per_host": row.case.per_host,
+        "global_batch": row.global_batch,
+        "micro_batch": row.case.micro,
+        "accumulation": row.case.accumulation,
+        "step_ms": step.seconds * 1e3,
+        "interval_ms": interval,
+        **milliseconds,
+        "images_per_second": row.images_per_second,
+        "speed_up": row.speed_up,
+        "efficiency": row.efficiency,
+    }

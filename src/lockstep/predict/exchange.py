@@ -1,0 +1,149 @@
+"""What an all-reduce of S bytes over N ranks takes, by hops.
+
+    ring          2 (N - 1) hops of S / N bytes, all ranks at once
+    tree          2 log2 N hops of S bytes: up to one rank, and down again
+    hierarchical  up to one rank of each host, a ring of the hosts, and down again
+
+The software's own part of a hop is what was measured within this host with few ranks, divided by the hops of the ring that it made there. A
+link between hosts adds its delay, and its rate where that is slower than the software.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from lockstep.launch.link import Link
+
+NO_LINK = Link()
+"""Neither rate nor delay."""
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How a backend sends one message between hosts."""
+
+    trips: int
+    """One-way delays in a hop."""
+    window: float
+    """Bytes under way before it has to ask again."""
+
+
+# A gloo rank says that it is ready to receive before the other one sends, so a hop takes two delays; at most two parts of 1 MiB are under
+# way at a time. Other backends are taken to send at once; there was no second machine to measure them on.
+PROTOCOLS = {"gloo": Protocol(trips=2, window=2 << 20)}
+SENDS_AT_ONCE = Protocol(trips=1, window=math.inf)
+# Backends that stay within one host.
+WITHIN_ONE_HOST = ("shm",)
+
+
+class Software(msgspec.Struct, frozen=True, kw_only=True):
+    """The all-reduce of one backend, as measured between ranks of this host."""
+
+    backend: str
+    ranks: int
+    points: list[tuple[float, float]]
+    """Bytes and seconds, by size."""
+
+    def whole(self, size: float) -> float:
+        """Seconds: straight in log-log between the measured sizes, constant latency below and constant rate above them."""
+        sizes = [point[0] for point in self.points]
+        if size <= sizes[0]:
+            return self.points[0][1]
+        if size >= sizes[-1]:
+            return self.points[-1][1] * size / sizes[-1]
+        at = bisect_left(sizes, size)
+        (low, before), (high, after) = self.points[at - 1], self.points[at]
+        return float(before * (after / before) ** (math.log(size / low) / math.log(high / low)))
+
+    def hop(self, size: float) -> float:
+        """One of the 2 (ranks - 1) hops of the ring that was measured, with `size` bytes in it."""
+        return self.whole(size * self.ranks) / (2 * (self.ranks - 1))
+
+    @property
+    def latency(self) -> float:
+        """What a hop takes with next to nothing in it."""
+        return self.hop(0)
+
+    def moving(self, size: float) -> float:
+        """The part of a hop that grows with its bytes: copying and adding up, which a processor does."""
+        return max(0.0, self.hop(size) - self.latency)
+
+
+class Cost(NamedTuple):
+    """An all-reduce: how long it takes, and for how long of that it needs a processor."""
+
+    seconds: float
+    busy: float
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Hosts like this one, with as many ranks on each, and the link between them."""
+
+    hosts: int
+    per_host: int
+    link: Link
+    software: Software
+    spare: bool = False
+    """Whether the hosts have cores to spare, so that moving data takes none from computing."""
+
+    @property
+    def ranks(self) -> int:
+        return self.hosts * self.per_host
+
+    def near(self, size: float) -> float:
+        """A hop within a host."""
+        return self.software.hop(size)
+
+    def far(self, size: float) -> float:
+        """A hop between hosts: half of it travels while the other half is asked for, as gloo does it."""
+        software, link = self.software, self.link
+        protocol = PROTOCOLS.get(software.backend, SENDS_AT_ONCE)
+        transfer = max(software.moving(size), 8 * size / link.rate if link.rate else 0.0)
+        asked = max(1.0, size / protocol.window)
+        return software.latency + max(asked * protocol.trips * link.delay_s + transfer / 2, transfer)
+
+
+def ring(cluster: Cluster, size: float) -> Cost:
+    """All ranks pass a part on at the same time, so the slowest link sets the pace."""
+    hops, part = 2 * (cluster.ranks - 1), size / cluster.ranks
+    paces = [cluster.near(part)] if cluster.per_host > 1 else []
+    paces += [cluster.far(part)] if cluster.hosts > 1 else []
+    return Cost(hops * max(paces, default=0.0), hops * cluster.software.moving(part))
+
+
+def tree(cluster: Cluster, size: float) -> Cost:
+    within, between = levels(cluster.per_host), levels(cluster.hosts)
+    seconds = 2 * (within * cluster.near(size) + between * cluster.far(size))
+    return Cost(seconds, 2 * (within + between) * cluster.software.moving(size))
+
+
+def hierarchical(cluster: Cluster, size: float) -> Cost:
+    within, hops, part = levels(cluster.per_host), 2 * (cluster.hosts - 1), size / cluster.hosts
+    moving = cluster.software.moving
+    seconds = 2 * within * cluster.near(size) + hops * cluster.far(part)
+    return Cost(seconds, 2 * within * moving(size) + hops * moving(part))
+
+
+def levels(count: int) -> int:
+    """Of a tree over so many."""
+    return math.ceil(math.log2(count)) if count > 1 else 0
+
+
+def all_reduce(cluster: Cluster, algorithm: str, size: float) -> Cost:
+    """By the algorithm stated; `auto` is a ring for gloo, and for MPI and NCCL, which choose by size, the faster of ring and tree."""
+    if cluster.ranks == 1:
+        return Cost(0.0, 0.0)
+    ways = {"ring": ring, "tree": tree, "hierarchical": hierarchical}
+    if algorithm != "auto":
+        cost = ways[algorithm](cluster, size)
+    elif cluster.software.backend in ("mpi", "nccl"):
+        cost = min(ring(cluster, size), tree(cluster, size))
+    else:
+        cost = ring(cluster, size)
+    return cost._replace(busy=0.0) if cluster.spare else cost

@@ -1,0 +1,108 @@
+"""A fit: what was measured of one recipe on this machine, and where it is kept (next to the measurements of `lockstep comms`)."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lockstep.comms import store
+from lockstep.placement import Placement
+from lockstep.plugins import is_spec
+from lockstep.predict.compute import Compute
+from lockstep.predict.exchange import Software
+from lockstep.predict.messages import Gradient
+from lockstep.recipe import Recipe
+from lockstep.run import read_json, write_atomic
+
+FORMAT = 1
+# What a step's time depends on; seeds, learning rates and numbers of epochs change none of it.
+_RECIPE = ("model", "model_args", "data", "normalize", "augment", "precision", "regularize", "compile")
+_PLACEMENT = ("ranks", "threads", "pin", "device", "backend", "strategy", "ddp", "memory_format")
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """A step of all ranks of this host together, as training takes it."""
+
+    samples: int
+    """Of one rank."""
+    seconds: float
+
+
+class Fit(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a prediction needs."""
+
+    format: int = FORMAT
+    time: float
+    seconds: float
+    """How long the fit took."""
+    machine: dict[str, Any]
+    cores: int
+    recipe: Recipe
+    placement: Placement
+    """Where it was measured: the ranks of one host, on this one."""
+    compute: Compute
+    together: list[Measured]
+    gradients: list[Gradient]
+    software: list[Software]
+    noise: list[float]
+    """Deviations of single steps from their mean, as shares, of ranks that wait for nobody."""
+
+    @property
+    def spare(self) -> bool:
+        """Whether the ranks leave the host a core for moving data."""
+        return self.placement.device == "cuda" or self.placement.ranks * (self.placement.threads or 1) < self.cores
+
+    def software_for(self, ranks: int) -> Software:
+        """Measured with as many ranks, else with as many of them as were tried."""
+        fewer = [one for one in self.software if one.ranks <= ranks]
+        return max(fewer or self.software, key=lambda one: one.ranks)
+
+
+def folder() -> Path:
+    """Fits and checks of machines like this one."""
+    return store.folder().parent / "predict" / store.fingerprint()
+
+
+def key(recipe: Recipe, placement: Placement) -> str:
+    """The name of a fit: the same for all recipes and placements (of one host) whose steps take the same time."""
+    chosen = [msgspec.to_builtins(recipe)[name] for name in _RECIPE]
+    chosen += [msgspec.to_builtins(placement)[name] for name in _PLACEMENT]
+    chosen += [recipe.optimizer.name, recipe.optimizer.clip_norm is None, _content(recipe.model), _content(recipe.data)]
+    return hashlib.sha256(msgspec.json.encode(chosen)).hexdigest()[:16]
+
+
+def _content(name: str) -> str | None:
+    """A user's own file may change under the same name."""
+    if not is_spec(name):
+        return None
+    path = Path(name.rpartition(":")[0]).expanduser()
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def load(recipe: Recipe, placement: Placement, where: Path | None = None) -> Fit | None:
+    """The fit of a resolved placement of one host; None where there is none, or one of another format."""
+    content = read_json((where or folder()) / f"{key(recipe, placement)}.json")
+    if not content or content.get("format") != FORMAT:
+        return None
+    try:
+        return msgspec.convert(content, type=Fit)
+    except msgspec.ValidationError:
+        return None
+
+
+def save(fit: Fit, where: Path | None = None) -> Path:
+    path = (where or folder()) / f"{key(fit.recipe, fit.placement)}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, msgspec.to_builtins(fit))
+    return path
+
+
+def age(fit: Fit) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(fit.time))

@@ -1,0 +1,104 @@
+"""`python -m lockstep.predict.layers FILE`: how large a recipe's gradients are, and when in the backward pass each one comes.
+
+It runs in a process of its own, so that the command that asks needs no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import msgspec
+
+from lockstep.errors import InputError, LockstepError, RunFailed
+from lockstep.placement import Placement
+from lockstep.predict.messages import Gradient
+from lockstep.recipe import Recipe
+
+SAMPLES = 8
+PASSES = 5
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    recipe: Recipe
+    placement: Placement
+    data_root: str | None = None
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    gradients: list[Gradient]
+    """By parameter, in the model's order."""
+    seconds_per_sample: float
+    """Of forward and backward."""
+
+
+def ask(question: Question) -> Answer:
+    """From the parent's side."""
+    with tempfile.TemporaryDirectory(prefix="lockstep-predict-") as scratch:
+        path = Path(scratch) / "question.json"
+        path.write_bytes(msgspec.json.encode(question))
+        done = subprocess.run([sys.executable, "-m", __name__, str(path)], capture_output=True, text=True)
+    if done.returncode == InputError.exit_code:
+        raise InputError(done.stderr.strip().splitlines()[-1])
+    if done.returncode:
+        said = done.stderr.strip().splitlines()
+        raise RunFailed(f"predict: the model's layers could not be timed: {said[-1] if said else done.returncode}")
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=Answer)
+
+
+def answer(question: Question, scratch: Path) -> Answer:
+    import torch
+
+    from lockstep import models
+    from lockstep.data import open_data
+
+    recipe, placement = question.recipe, question.placement
+    torch.set_num_threads(placement.threads or 1)
+    root = Path(question.data_root) if question.data_root else None
+    data = open_data(recipe.data, root, scratch=scratch / "data", quiet=True)
+    channels_last = placement.memory_format == "channels_last"
+    memory_format = torch.channels_last if channels_last else torch.contiguous_format
+    device = torch.device(placement.device)
+    # As for an evaluation: layers that draw random numbers would ask for the samples' keys.
+    model: Any = models.build(recipe).eval().to(device=device, memory_format=memory_format)  # type: ignore[call-overload]
+    images = torch.rand(SAMPLES, *data.shape, device=device).contiguous(memory_format=memory_format)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    came: dict[int, float] = {}
+    for number, parameter in enumerate(trained):
+        parameter.register_post_accumulate_grad_hook(lambda _, number=number: came.__setitem__(number, perf_counter()))
+    shares, took = [], []
+    for _ in range(1 + PASSES):
+        came.clear()
+        begin = perf_counter()
+        loss = model(images).logsumexp(1).sum()
+        backward = perf_counter()
+        loss.backward()
+        end = perf_counter()
+        # A gradient that no sample has comes never: it is waited for until the end.
+        shares.append([(came.get(number, end) - backward) / (end - backward) for number in range(len(trained))])
+        took.append((end - begin) / SAMPLES)
+    middle = torch.tensor(shares[1:]).median(0).values.clamp(0, 1).tolist()
+    gradients = [
+        Gradient(bytes=parameter.numel() * parameter.element_size(), ready=share)
+        for parameter, share in zip(trained, middle, strict=True)
+    ]
+    return Answer(gradients=gradients, seconds_per_sample=sorted(took[1:])[PASSES // 2])
+
+
+def main() -> None:
+    path = Path(sys.argv[1])
+    try:
+        found = answer(msgspec.json.decode(path.read_bytes(), type=Question), path.parent)
+    except LockstepError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(error.exit_code)
+    print(json.dumps(msgspec.to_builtins(found)))
+
+
+if __name__ == "__main__":
+    main()

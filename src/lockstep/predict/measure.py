@@ -1,0 +1,193 @@
+"""Measuring a fit: the probe for computing and contention, `lockstep comms` for the exchange, one pass for the layers."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from lockstep import probe
+from lockstep.comms import store
+from lockstep.comms.cells import Cell
+from lockstep.comms.measure import Settings, measure
+from lockstep.comms.plan import LARGEST, sizes
+from lockstep.errors import RunFailed
+from lockstep.measure.records import read_steps
+from lockstep.placement import Placement, cores
+from lockstep.predict import layers
+from lockstep.predict.compute import Compute, Point
+from lockstep.predict.exchange import Software
+from lockstep.predict.fit import Fit, Measured
+from lockstep.predict.messages import messages
+from lockstep.recipe import EarlyStopping, Recipe
+from lockstep.run import Probe, Run
+from lockstep.ways import Way
+
+Tell = Callable[[str], None]
+
+SECONDS = 25.0
+"""Of the probe's rounds; its start and its warm-up come on top."""
+MOST_BATCHES = 9
+# The largest batch is chosen so that its way takes no longer than this a step: then a fit stays under two minutes.
+LONGEST_STEP_S = 0.7
+MOST_NOISE = 4000
+CELL_S, CELL_ROUNDS, CELL_LIMIT_S = 0.05, 3, 20.0
+
+
+def make(
+    recipe: Recipe, placement: Placement, batch: int, tell: Tell, data_root: str | None = None, anew: bool = False
+) -> Fit:
+    """Measure; `recipe` and `placement` are those of `here`, `batch` the largest global batch to be predicted.
+
+    `anew`: also measure the all-reduce where the store has it already.
+    """
+    began = time.time()
+    tell("predict: looking at the model's layers …")
+    found = layers.ask(layers.Question(recipe=recipe, placement=placement, data_root=data_root))
+    own, others = grid(batch, placement.ranks, LONGEST_STEP_S / found.seconds_per_sample)
+    with tempfile.TemporaryDirectory(prefix="lockstep-predict-") as scratch:
+        tell(f"predict: measuring steps of {', '.join(map(str, sorted([own, *others])))} samples a rank …")
+        run = Path(scratch) / "probe"
+        ways = probe.measure(
+            _trial(recipe, own * placement.ranks), placement, run, Probe(batches=others, seconds=SECONDS), data_root
+        )
+        if not ways:
+            raise RunFailed("predict: the probe measured nothing")
+        noise = _noise(run, ways["apart" if "apart" in ways else "plain"])
+        wanted = [message.bytes for message in messages(placement, found.gradients)]
+        software = exchange(placement, wanted, Path(scratch) / "comms", tell, anew)
+    return Fit(
+        time=began,
+        seconds=time.time() - began,
+        machine=store.machine(),
+        cores=cores(),
+        recipe=recipe,
+        placement=placement,
+        compute=_compute(ways, placement.ranks),
+        together=[Measured(samples=way.samples, seconds=way.seconds) for way in _together(ways)],
+        gradients=found.gradients,
+        software=software,
+        noise=noise,
+    )
+
+
+def grid(batch: int, ranks: int, most: float) -> tuple[int, list[int]]:
+    """One rank's own batch and the further ones: from 1 to the whole global batch, each twice the one before or more."""
+    top = min(batch, max(ranks, 2 ** int(math.log2(max(1.0, most)))))
+    own = max(1, top // ranks)
+    step = 2
+    while math.log(top, step) > MOST_BATCHES - 2:
+        step *= 2
+    found = {1, top, 2 * own} | {step**power for power in range(1, 40) if step**power < top}
+    return own, sorted(found - {own})
+
+
+def _trial(recipe: Recipe, global_batch: int) -> Recipe:
+    """The recipe with nothing that ends a run early or cuts its data short."""
+    chosen: dict[str, Any] = {"epochs": 1, "max_steps": None, "train_limit": None, "early_stopping": EarlyStopping()}
+    return msgspec.structs.replace(recipe, **chosen, global_batch=global_batch)
+
+
+def _compute(ways: dict[str, Way], ranks: int) -> Compute:
+    alone = [way for name, way in ways.items() if name == "plain" or name.startswith("plain@")]
+    sharing = [way for name, way in ways.items() if name == "apart" or name.startswith("apart@")]
+    wrapper = ways["wrapped"].seconds - ways["plain"].seconds if "wrapped" in ways else 0.0
+    return Compute(ranks=ranks, wrapper=wrapper, alone=_points(alone), sharing=_points(sharing))
+
+
+def _points(ways: Sequence[Way]) -> list[Point]:
+    return [
+        Point(
+            samples=way.samples,
+            seconds=way.seconds,
+            # Phases are means over all steps; the step is the middle of the rounds.
+            backward=way.seconds * _share(way, "backward"),
+            optimizer=way.seconds * _share(way, "optimizer"),
+        )
+        for way in sorted(ways, key=lambda way: way.samples)
+    ]
+
+
+def _share(way: Way, phase: str) -> float:
+    return sum(rank[phase] for rank in way.phases) / sum(rank["total"] for rank in way.phases)
+
+
+def _together(ways: dict[str, Way]) -> list[Way]:
+    """All ranks at once, as they train, at batches whose steps without exchange were measured too."""
+    known = {way.samples for name, way in ways.items() if name.startswith("apart")}
+    return [ways[name] for name in ("together", "double") if name in ways and ways[name].samples in known]
+
+
+def _noise(run: Path, way: Way) -> list[float]:
+    """How single steps differ from the mean of their round, as shares, on every rank."""
+    found = []
+    taken = way.steps * len(way.rounds)
+    for rank in range(way.ranks):
+        steps = read_steps(Run(run).rank_folder(rank) / f"way-{way.name}.bin")["total_ns"][-taken:]
+        rounds = steps.reshape(len(way.rounds), way.steps).astype(float)
+        found.append((rounds / rounds.mean(axis=1, keepdims=True) - 1).ravel())
+    values = np.concatenate(found)
+    every = -(-len(values) // MOST_NOISE)
+    return [round(float(value), 5) for value in values[::every]]
+
+
+def exchange(placement: Placement, wanted: Sequence[float], folder: Path, tell: Tell, anew: bool) -> list[Software]:
+    """The all-reduce of the placement's backend by 2 ranks, and by as many as the host holds: from the store, else measured now."""
+    found = []
+    for ranks in sorted({2, placement.ranks} - {1}):
+        if ranks > max(2, cores()):
+            continue  # they would take turns: such times say nothing about hosts that have room
+        known = [] if anew else _known(placement, ranks)
+        if not known or known[-1].message_bytes < min(max(wanted), LARGEST):
+            tell(f"predict: measuring all_reduce on {placement.backend} with {ranks} ranks …")
+            known = _measure(placement, ranks, wanted, folder, tell)
+        points = [(float(cell.message_bytes), float(cell.median_us or 0.0) / 1e6) for cell in known]
+        found.append(Software(backend=placement.backend, ranks=ranks, points=points))
+    return found
+
+
+def _known(placement: Placement, ranks: int) -> list[Cell]:
+    cells = [
+        cell
+        for cell in store.load()
+        if (cell.backend, cell.device, cell.ranks) == (placement.backend, placement.device, ranks)
+    ]
+    return _good(cells)
+
+
+def _good(cells: Sequence[Cell]) -> list[Cell]:
+    """Right results of all_reduce, by size; none where there are too few sizes to go between."""
+    good = [cell for cell in cells if cell.collective == "all_reduce" and cell.state == "ok" and cell.median_us]
+    good.sort(key=lambda cell: cell.message_bytes)
+    return good if len(good) > 2 else []
+
+
+def _measure(placement: Placement, ranks: int, wanted: Sequence[float], folder: Path, tell: Tell) -> list[Cell]:
+    largest = min(LARGEST, max(1 << 20, 4 * int(max(wanted))))
+    exact = {4 * -(-int(size) // 4) for size in sorted(wanted)[-3:]}
+    settings = Settings(
+        backends=[placement.backend],
+        device=placement.device,
+        ranks=[ranks],
+        collectives=["all_reduce"],
+        sizes=sorted({*sizes(largest), *(size for size in exact if size <= LARGEST)}),
+        rounds=CELL_ROUNDS,
+        cell_s=CELL_S,
+        limit_s=CELL_LIMIT_S,
+    )
+    cells = measure(settings, folder, lambda text: None)
+    good = _good(cells)
+    if not good:
+        worst = next(cell for cell in cells if cell.state != "ok" or not cell.median_us)
+        raise RunFailed(f"predict: all_reduce on {placement.backend} could not be measured: {worst.reason}")
+    try:
+        store.save(cells)
+    except OSError as error:
+        tell(f"warning: not kept for backend=auto: {error.strerror}")
+    return good

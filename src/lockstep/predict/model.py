@@ -1,0 +1,115 @@
+"""The closed form: a step of N ranks, split into what its time is for. docs/predict.md says it in words."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, replace
+from functools import partial
+
+import msgspec
+
+from lockstep.launch.link import Link
+from lockstep.placement import Placement
+from lockstep.predict.exchange import NO_LINK, Cluster, all_reduce
+from lockstep.predict.fit import Fit
+from lockstep.predict.messages import ROUNDS, Message, exposed, messages
+from lockstep.predict.waiting import slowest
+
+
+@dataclass(frozen=True)
+class Case:
+    """What to predict: passes of one rank, and where the ranks are."""
+
+    micro: int
+    """Samples in one pass of one rank."""
+    accumulation: int = 1
+    hosts: int = 1
+    per_host: int = 1
+    sharing: int | None = None
+    """Ranks that share one machine's cores, where that is not those of a host: emulated hosts share them all."""
+    link: Link = NO_LINK
+    algorithm: str = "auto"
+    every: int | None = None
+    """Ranks train alone and average their weights every so many steps."""
+
+    @property
+    def ranks(self) -> int:
+        return self.hosts * self.per_host
+
+    @property
+    def share(self) -> int:
+        """Samples of one rank in a step."""
+        return self.micro * self.accumulation
+
+
+@dataclass(frozen=True)
+class Step:
+    """Seconds of a step, by what they are for. They add up."""
+
+    compute: float
+    """One rank by itself, without a strategy."""
+    wrapper: float = 0.0
+    contention: float = 0.0
+    exchange: float = 0.0
+    """What nothing hides of it."""
+    waiting: float = 0.0
+    """For the slowest rank."""
+
+    @property
+    def seconds(self) -> float:
+        return self.compute + self.wrapper + self.contention + self.exchange + self.waiting
+
+
+def predict(fit: Fit, case: Case) -> Step:
+    """The step, with what the closed form missed where this host's ranks were measured together."""
+    step = bare(fit, case)
+    return step if case.ranks == 1 else replace(step, exchange=step.exchange + missed(fit) / (rounds(fit, case) or 1))
+
+
+def bare(fit: Fit, case: Case) -> Step:
+    """The closed form alone."""
+    parts = fit.compute.parts(case.micro, case.accumulation, case.sharing or case.per_host)
+    if case.ranks == 1:
+        return Step(parts.compute)
+    every = rounds(fit, case)
+    cost = partial(all_reduce, cluster(fit, case), case.algorithm)
+    if every:
+        exchange = sum(cost(message.bytes).seconds for message in sent(fit, case)) / every
+        alone = Step(parts.compute, 0.0, parts.contention, exchange)  # no wrapper: gradients stay where they are
+    else:
+        alone = Step(parts.compute, parts.wrapper, parts.contention, exposed(sent(fit, case), parts.backward, cost))
+    waiting = (alone.seconds - alone.exchange) * slowest(fit.noise, case.ranks, every or 1)
+    return replace(alone, waiting=waiting)
+
+
+def cluster(fit: Fit, case: Case) -> Cluster:
+    return Cluster(case.hosts, case.per_host, case.link, fit.software_for(case.ranks), fit.spare)
+
+
+def rounds(fit: Fit, case: Case) -> int | None:
+    """Steps between two averages of weights; None where gradients are exchanged in every step."""
+    if case.every is not None:
+        return case.every
+    return fit.placement.local_sgd.every if fit.placement.strategy in ROUNDS else None
+
+
+def sent(fit: Fit, case: Case) -> list[Message]:
+    """The messages of a step, or of the end of a round."""
+    placement: Placement = fit.placement
+    if case.every is not None:
+        placement = msgspec.structs.replace(placement, strategy="local-sgd")
+    return messages(placement, fit.gradients)
+
+
+def missed(fit: Fit) -> float:
+    """Seconds of an exchange that the closed form does not account for: measured in training, beyond what it says of the same placement.
+
+    Messages measured one after the other find their code and data in the caches; those of a training step do not.
+    """
+    if not fit.together:
+        return 0.0
+    every = rounds(fit, Case(micro=1)) or 1
+    left = [
+        one.seconds - bare(fit, Case(micro=one.samples, per_host=fit.placement.ranks)).seconds for one in fit.together
+    ]
+    return statistics.fmean(left) * every

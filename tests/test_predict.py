@@ -1,0 +1,498 @@
+"""`lockstep predict`: the arithmetic against independent references, the replay against the closed form, and the command."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from lockstep.comms import store
+from lockstep.errors import InputError
+from lockstep.launch.link import Link, parse_link
+from lockstep.measure.records import ROW
+from lockstep.placement import Placement, cores, plan
+from lockstep.predict import check, fit, measure
+from lockstep.predict.compute import Compute, Point, at
+from lockstep.predict.exchange import Cluster, Software, all_reduce, hierarchical, ring, tree
+from lockstep.predict.fit import Fit, Measured
+from lockstep.predict.here import here
+from lockstep.predict.messages import Gradient, Message, buckets, exposed, messages
+from lockstep.predict.model import Case, bare, missed, predict
+from lockstep.predict.replay import Script, replay, script_of
+from lockstep.predict.scaling import Ask, asked_ranks, judge, table, usual_ranks
+from lockstep.predict.waiting import slowest
+from lockstep.recipe import Recipe
+from lockstep.run import Run, Spec
+from support import Cli
+
+ALPHA, BETA = 200e-6, 2e9
+"""Of the all-reduce between two ranks that these tests plant: seconds, and bytes a second."""
+
+
+def software(backend: str = "gloo", ranks: int = 2) -> Software:
+    """alpha + bytes / beta, "measured" so densely that what lies between is as good as exact."""
+    sizes = [4.0 * 1.1**k for k in range(190)]
+    return Software(backend=backend, ranks=ranks, points=[(size, ALPHA + size / BETA) for size in sizes])
+
+
+def planted(**changes: Any) -> Fit:
+    """A fit with round numbers: 1 ms + 0.1 ms a sample alone, a tenth more with a second rank, 17 KB of gradients."""
+
+    def points(factor: float, more: float) -> list[Point]:
+        return [
+            Point(
+                samples=b,
+                seconds=factor * (1e-3 + 1e-4 * b) + more,
+                backward=factor * 6e-5 * b,
+                optimizer=2e-4,
+            )
+            for b in (1, 4, 16, 64, 256)
+        ]
+
+    placement = Placement(
+        launcher="spawn",
+        ranks=2,
+        threads=1,
+        device="cpu",
+        backend="gloo",
+        strategy="ddp",
+        memory_format="channels_last",
+    )
+    made = Fit(
+        time=time.time(),
+        seconds=42.0,
+        machine=store.machine(),
+        cores=2,
+        recipe=Recipe(data="embedded", global_batch=256),
+        placement=placement,
+        compute=Compute(ranks=2, wrapper=1e-4, alone=points(1.0, 0.0), sharing=points(1.1, 1e-4)),
+        together=[],
+        gradients=[Gradient(bytes=4 * count, ready=ready) for count, ready in ((40, 1.0), (300, 0.8), (3926, 0.1))],
+        software=[software()],
+        noise=[],
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+# ---------------------------------------------------------------- the exchange
+
+
+def test_two_ranks_of_this_host_take_what_was_measured() -> None:
+    cluster = Cluster(1, 2, Link(), software())
+    for size in (4, 17_064, 1 << 20, 16 << 20):
+        assert ring(cluster, size).seconds == pytest.approx(ALPHA + size / BETA, rel=1e-3)
+    assert all_reduce(cluster, "auto", 17_064) == ring(cluster, 17_064)
+    assert all_reduce(Cluster(1, 1, Link(), software()), "auto", 17_064).seconds == 0
+    assert all_reduce(replace(cluster, spare=True), "ring", 1 << 20).busy == 0, "a core is free for it"
+
+
+@pytest.mark.parametrize(("hosts", "per_host"), [(8, 1), (4, 2), (3, 4)])
+def test_hops_add_up_as_the_textbooks_have_them(hosts: int, per_host: int) -> None:
+    size, rate, delay, ranks = 10e6, 1e9 / 8, 1e-3, hosts * per_host
+    cluster = Cluster(hosts, per_host, parse_link("1gbit,1ms"), software("mpi"))
+    hop = ALPHA / 2  # two hops are one all-reduce between two ranks
+
+    def far(part: float) -> float:
+        """One delay, then the bytes; half of them travel while the other half is asked for."""
+        return hop + max(delay + part / rate / 2, part / rate)
+
+    assert ring(cluster, size).seconds == pytest.approx(2 * (ranks - 1) * far(size / ranks), rel=1e-3)
+    near = hop + size / BETA
+    up, across = math.ceil(math.log2(per_host)), math.ceil(math.log2(hosts))
+    assert tree(cluster, size).seconds == pytest.approx(2 * (up * near + across * far(size)), rel=1e-3)
+    expected = 2 * up * near + 2 * (hosts - 1) * far(size / hosts)
+    assert hierarchical(cluster, size).seconds == pytest.approx(expected, rel=1e-3)
+    assert all_reduce(cluster, "auto", size).seconds == pytest.approx(
+        min(ring(cluster, size).seconds, tree(cluster, size).seconds)
+    )
+
+
+def test_gloo_asks_before_it_sends() -> None:
+    small = Cluster(2, 1, parse_link("1gbit,20ms"), software("gloo"))
+    assert ring(small, 400).seconds == pytest.approx(4 * 20e-3 + ALPHA, rel=1e-3), "2 hops of 2 delays"
+    # 64 MiB between two hosts: 32 MiB a hop, of which 2 MiB are under way at a time.
+    large = Cluster(2, 1, parse_link("400gbit,20ms"), software("gloo"))
+    half = 32 * (1 << 20) / BETA / 2
+    assert ring(large, 64 << 20).seconds == pytest.approx(2 * (16 * 40e-3 + half) + ALPHA, rel=1e-2)
+
+
+def test_buckets_are_those_of_torch() -> None:
+    import torch
+    import torch.distributed as dist
+
+    chance = random.Random(3)
+    for bucket_mb, limits in ((25.0, [1 << 20, 25 << 20]), (1.0, [1 << 20]), (0.1, [int(0.1 * (1 << 20))])):
+        sizes = [chance.choice((10, 1000, 40_000, 300_000, 3_000_000)) for _ in range(40)]
+        tensors = [torch.empty(size, device="meta") for size in sizes]
+        theirs, _ = dist._compute_bucket_assignment_by_size(tensors, limits)
+        assert buckets([4 * size for size in sizes], bucket_mb) == theirs
+
+
+def test_messages_of_every_strategy() -> None:
+    gradients = [Gradient(bytes=2 << 20, ready=1.0), Gradient(bytes=100, ready=0.5), Gradient(bytes=1 << 20, ready=0.2)]
+
+    def sent(strategy: str, **more: Any) -> list[tuple[float, float]]:
+        placement = msgspec.convert({"strategy": strategy, "ranks": 2, **more}, Placement)
+        return [(message.bytes, message.ready) for message in messages(placement, gradients)]
+
+    assert sent("ddp") == [(1 << 20, 0.2), ((2 << 20) + 100, 1.0)], "the first bucket is full with 1 MiB"
+    assert sent("ddp", ddp={"hook": "bf16"}) == [(1 << 19, 0.2), ((1 << 20) + 50, 1.0)]
+    assert sent("flat") == [((3 << 20) + 100, 1.0)]
+    assert [ready for _, ready in sent("naive")] == [1.0, 1.0, 1.0]
+    assert sent("local-sgd") == sent("flat")
+
+
+def test_what_is_hidden_behind_backward() -> None:
+    from lockstep.predict.exchange import Cost
+
+    one, two = Message(bytes=1, ready=0.25), Message(bytes=2, ready=1.0)
+
+    def cost(seconds: float, busy: float = 0.0) -> Any:
+        return lambda size: Cost(seconds * size, busy * size)
+
+    assert exposed([one], 8.0, cost(3.0)) == 0, "it ends at 5 of 8"
+    assert exposed([one], 8.0, cost(7.0)) == 1
+    assert exposed([one, two], 8.0, cost(3.0)) == 6, "the second starts when backward ends"
+    assert exposed([one, two], 8.0, cost(8.0)) == 2 + 16, "and waits for the first"
+    assert exposed([one], 8.0, cost(3.0, busy=2.0)) == 2, "what needs the processor is never hidden"
+
+
+# ---------------------------------------------------------------- computing, and waiting
+
+
+def test_compute_between_and_beyond_what_was_measured() -> None:
+    made = [Point(samples=s, seconds=t, backward=t / 2, optimizer=1.0) for s, t in ((1, 10.0), (4, 10.0), (8, 14.0))]
+    assert [at(made, samples).seconds for samples in (1, 2, 4, 6, 8, 12)] == [10, 10, 10, 12, 14, 18]
+    assert at(made, 6).backward == 6
+    parts = Compute(ranks=3, wrapper=0.5, alone=made, sharing=[replace_point(p, 4.5) for p in made]).parts(4, 3, 3)
+    assert (parts.compute, parts.wrapper) == (3 * 9 + 1, 0.5), "the optimizer works once a step"
+    assert parts.contention == 3 * 4.0, "4.5 more with all three, of which 0.5 are the wrapper's"
+    half = Compute(ranks=3, wrapper=0.5, alone=made, sharing=[replace_point(p, 4.5) for p in made]).parts(4, 1, 2)
+    assert half.contention == 2.0, "two of three ranks: half-way between one and all"
+
+
+def replace_point(point: Point, more: float) -> Point:
+    return msgspec.structs.replace(point, seconds=point.seconds + more)
+
+
+def test_the_slowest_of_many_is_what_a_bootstrap_says() -> None:
+    chance = np.random.default_rng(1)
+    noise = chance.exponential(0.2, size=500)
+    noise -= noise.mean()
+    for ranks in (2, 16, 300):
+        drawn = noise[chance.integers(500, size=(20_000, ranks))].max(axis=1).mean()
+        assert slowest(noise.tolist(), ranks) == pytest.approx(drawn, rel=0.02)
+    # Of an exponential the largest of N is 1 + 1/2 + … + 1/N means above zero.
+    plenty = chance.exponential(0.2, size=200_000)
+    assert slowest(plenty.tolist(), 8) == pytest.approx(0.2 * (sum(1 / k for k in range(1, 9)) - 1), rel=0.02)
+    assert slowest(noise.tolist(), 1) == slowest([], 8) == 0
+    # Over rounds of 16 steps a rank's noise averages out, about by the root.
+    assert slowest(noise.tolist(), 4, 16) == pytest.approx(slowest(noise.tolist(), 4) / 4, rel=0.25)
+
+
+def test_what_the_closed_form_misses_is_added_where_ranks_exchange() -> None:
+    bare_step = bare(planted(), Case(micro=16, per_host=2)).seconds
+    fitted = planted(together=[Measured(samples=16, seconds=bare_step + 3e-3)])
+    assert missed(fitted) == pytest.approx(3e-3)
+    assert predict(fitted, Case(micro=16, per_host=2)).seconds == pytest.approx(bare_step + 3e-3), "it was measured"
+    assert predict(fitted, Case(micro=16)) == predict(planted(), Case(micro=16)), "one rank exchanges nothing"
+    every = predict(fitted, Case(micro=16, per_host=2, every=4)).seconds
+    without = predict(planted(), Case(micro=16, per_host=2, every=4)).seconds
+    assert every == pytest.approx(without + 3e-3 / 4), "once in four steps"
+
+
+def test_a_step_adds_up_from_what_was_planted() -> None:
+    step = predict(planted(), Case(micro=32, hosts=4, per_host=2, link=parse_link("1gbit,1ms")))
+    assert step.compute == pytest.approx(1e-3 + 32e-4)
+    assert step.wrapper == 1e-4
+    assert step.contention == pytest.approx(0.1 * (1e-3 + 32e-4))
+    assert step.exchange == pytest.approx(14 * (ALPHA / 2 + 2e-3 + 17_064 / 8 * 8 / 1e9 / 2), rel=1e-3)
+    assert step.seconds == pytest.approx(step.compute + step.wrapper + step.contention + step.exchange)
+    local = predict(planted(), Case(micro=32, hosts=4, per_host=2, link=parse_link("1gbit,1ms"), every=8))
+    assert (local.wrapper, local.exchange) == (0, pytest.approx(step.exchange / 8))
+    noisy = predict(planted(noise=[-0.1, 0.1]), Case(micro=32, per_host=2))
+    assert noisy.waiting == pytest.approx(0.05 * (1.1 * (1e-3 + 32e-4) + 1e-4)), (
+        "the larger of two coins: +0.1 in 3 of 4"
+    )
+
+
+# ---------------------------------------------------------------- the replay
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "tree", "hierarchical"])
+@pytest.mark.parametrize(("hosts", "per_host"), [(1, 2), (2, 1), (8, 1), (16, 2), (4, 8)])
+def test_without_noise_the_replay_is_the_closed_form(algorithm: str, hosts: int, per_host: int) -> None:
+    chance = random.Random(hosts * per_host)
+    for _ in range(5):
+        sizes = [chance.choice((400, 400_000, 4_000_000)) for _ in range(4)]
+        gradients = [Gradient(bytes=size, ready=(place + 1) / 4) for place, size in enumerate(sizes)]
+        fitted = planted(gradients=gradients, together=[Measured(samples=16, seconds=0.02)])
+        link = parse_link(chance.choice(("10gbit,50us", "1gbit,1ms", "100mbit,20ms")))
+        case = Case(64, 1, hosts, per_host, None, link, algorithm, chance.choice((None, 4)))
+        fitted = msgspec.structs.replace(
+            fitted, compute=msgspec.structs.replace(fitted.compute, ranks=max(2, per_host))
+        )
+        expected = predict(fitted, case).seconds
+        assert replay(script_of(fitted, case), 8).step == pytest.approx(expected, rel=0.01)
+
+
+def test_noise_and_a_straggler_in_the_replay() -> None:
+    sent = [Message(bytes=17_064, ready=1.0)]
+    cluster = Cluster(64, 1, parse_link("10gbit,10us"), software())
+    script = Script(4e-3, 6e-3, 0.0, sent, cluster)
+    exchange = ring(cluster, 17_064).seconds
+    assert replay(script, 3, slow=(5, 1.5)).step == pytest.approx(15e-3 + exchange), "all wait for the slow one"
+    noise = np.random.default_rng(2).exponential(0.05, size=400) - 0.05
+    found = replay(script, 300, noise.tolist())
+    expected = 10e-3 * (1 + slowest(noise.tolist(), 64)) + exchange
+    assert found.step == pytest.approx(expected, rel=0.03), "two ways to the same wait for the slowest"
+    assert found.waiting == pytest.approx(10e-3 * slowest(noise.tolist(), 64), rel=0.1)
+    kept = replay(script, 2, noise.tolist(), keep=True).timeline
+    assert len(kept) == 2
+    assert [len(kept[0][name]) for name in ("began", "computed", "exchanged")] == [64, 64, 64]
+    assert max(kept[0]["computed"]) < min(kept[0]["exchanged"]), "no rank has the sum before the last one has given"
+
+
+def test_ten_thousand_ranks() -> None:
+    case = Case(1, 1, 5000, 2, link=parse_link("25gbit,10us"))
+    began = time.perf_counter()
+    found = replay(script_of(planted(), case), 3)
+    assert found.step == pytest.approx(predict(planted(), case).seconds, rel=0.01)
+    assert time.perf_counter() - began < 60, "10 s on a quiet machine; see docs/predict.md"
+
+
+# ---------------------------------------------------------------- rank counts and verdicts
+
+
+def test_rank_counts_as_people_write_them() -> None:
+    assert asked_ranks("2,4,8,…,1024") == [2**k for k in range(1, 11)]
+    assert asked_ranks("3, 9, ..., 200") == [3, 9, 27, 81, 200]
+    assert asked_ranks("16,2,16") == [2, 16]
+    for text in ("2,…,8", "2,4,…", "two", "0", "4,2,…,8", "2,,4"):
+        with pytest.raises(InputError, match="--ranks"):
+            asked_ranks(text)
+    assert usual_ranks(Ask(batch=24)) == [2, 4, 8, 16]
+    assert usual_ranks(Ask(batch=24, weak=True))[-1] == 1024
+
+
+def test_strong_and_weak_scaling() -> None:
+    strong = {row.ranks: row for row in table(planted(), Ask(batch=256, per_host=2), [2, 4, 6, 512])}
+    one = 1e-3 + 256e-4
+    assert strong[1].step
+    assert strong[1].step.seconds == pytest.approx(one)
+    assert strong[2].step
+    two = 1.1 * (1e-3 + 128e-4) + 1e-4 + ALPHA + 17_064 / BETA
+    assert strong[2].step.seconds == pytest.approx(two, rel=1e-3)
+    assert strong[2].speed_up == pytest.approx(one / two, rel=1e-3)
+    assert strong[2].efficiency == pytest.approx(one / two / 2, rel=1e-3)
+    assert strong[2].images_per_second == pytest.approx(256 / two, rel=1e-3)
+    assert (strong[4].case.hosts, strong[4].case.per_host) == (2, 2)  # type: ignore[union-attr]
+    assert strong[6].reason == "global batch 256 does not divide by 6"
+    assert strong[512].reason == "global batch 256 does not divide by 512"
+    weak = {row.ranks: row for row in table(planted(), Ask(batch=128, weak=True, per_host=2), [2])}
+    assert weak[2].global_batch == 256
+    assert weak[2].speed_up == pytest.approx(2 * (1e-3 + 128e-4) / two, rel=1e-3)
+    micro = table(planted(), Ask(batch=256, per_host=2, micro_batch=32), [2])[1]
+    assert micro.case
+    assert (micro.case.micro, micro.case.accumulation) == (32, 4)
+    shm = msgspec.structs.replace(planted().placement, backend="shm")
+    beyond = table(planted(placement=shm), Ask(batch=256, per_host=2), [4])[1]
+    assert beyond.reason == "backend=shm stays on one host, which holds 2 ranks"
+
+
+def test_the_verdict_names_where_it_stops_and_why() -> None:
+    slow = Ask(batch=256, per_host=2, link=parse_link("100mbit,20ms"))
+    rows = table(planted(), slow, [2, 4, 8, 16])
+    found = judge(planted(), slow, rows)
+    assert (found.pays_up_to, found.stops_at) == (2, 4)
+    assert "the speed-up falls from 1.7 to" in found.text
+    assert "exchange that nothing hides" in found.next
+    assert "--every 8" in found.next
+    quick = Ask(batch=256, per_host=2, link=parse_link("400gbit,0us"))
+    free = planted(software=[Software(backend="gloo", ranks=2, points=[(4, 1e-9), (8, 1e-9), (1e9, 1e-9)])])
+    found = judge(free, quick, table(free, quick, [2, 4, 8, 16, 32, 64]))
+    assert found.stops_at == 32, "a floor of 1 ms is half of what 32 ranks of 8 samples take"
+    assert "small batches, which have a floor" in found.next
+    weak = judge(free, replace(quick, weak=True), table(free, replace(quick, weak=True), [2, 64]))
+    assert weak.stops_at is None
+    assert weak.text.startswith("Data parallelism still pays at 64 ranks")
+    assert "each other's way" in weak.next
+
+
+# ---------------------------------------------------------------- what is kept, and what is asked
+
+
+def test_a_fit_is_kept_by_what_a_step_depends_on(tmp_path: Path) -> None:
+    made = planted()
+    assert fit.load(made.recipe, made.placement, tmp_path) is None
+    fit.save(made, tmp_path)
+    assert fit.load(made.recipe, made.placement, tmp_path) == made
+    other = msgspec.structs.replace(made.recipe, seed=9, epochs=7, global_batch=64)
+    assert fit.load(other, made.placement, tmp_path) == made, "neither changes how long a step takes"
+    for change in ({"model": "tied-conv"}, {"precision": "bf16"}):
+        assert fit.load(msgspec.structs.replace(made.recipe, **change), made.placement, tmp_path) is None
+    assert fit.load(made.recipe, msgspec.structs.replace(made.placement, backend="mpi"), tmp_path) is None
+    path = tmp_path / f"{fit.key(made.recipe, made.placement)}.json"
+    path.write_text(path.read_text().replace('"format": 1', '"format": 0'))
+    assert fit.load(made.recipe, made.placement, tmp_path) is None
+
+
+def test_a_users_own_model_is_fitted_anew_when_its_file_changes(tmp_path: Path) -> None:
+    net = tmp_path / "nets.py"
+    net.write_text("one")
+    recipe = Recipe(model=f"{net}:Net")
+    before = fit.key(recipe, Placement())
+    assert fit.key(recipe, Placement()) == before
+    net.write_text("two")
+    assert fit.key(recipe, Placement()) != before
+
+
+def test_where_a_fit_is_made() -> None:
+    recipe, asked = Recipe(data="embedded", batch_per_rank=16), partial(Placement, backend="gloo", device="cpu")
+    found, placement, _ = here(recipe, asked(ranks=8, hosts=4, launcher="torchrun", threads=1, rendezvous="a:1"))
+    assert (placement.ranks, placement.hosts, placement.launcher) == (2, 1, "spawn")
+    assert (found.global_batch, found.batch_per_rank) == (128, None)
+    emulated = here(recipe, asked(ranks=2, hosts=2, emulated=True, link="1gbit", threads=1))[1]
+    assert (emulated.ranks, emulated.hosts, emulated.link) == (2, 1, None), "emulated hosts share this machine"
+    if cores() > 1:
+        _, placement, remark = here(recipe, asked(ranks=1, threads=cores()))
+        assert (placement.ranks, placement.threads) == (cores(), 1)
+        assert "ranks of one thread" in remark
+    for change, word in (
+        ({"strategy": "fsdp"}, "fsdp"),
+        ({"zero": True}, "zero"),
+        ({"ranks": 3, "hosts": 2}, "divide"),
+    ):
+        with pytest.raises(InputError, match=word):
+            here(recipe, asked(**{"ranks": 2, "threads": 1, **change}))
+
+
+def test_batches_to_measure() -> None:
+    assert measure.grid(256, 2, 1e9) == (128, [1, 4, 16, 64, 256])
+    assert measure.grid(32, 2, 1e9) == (16, [1, 2, 4, 8, 32])
+    assert measure.grid(4096, 2, 70.0) == (32, [1, 2, 4, 8, 16, 64]), "larger ones would take too long"
+    own, others = measure.grid(1, 2, 1e9)
+    assert own == 1
+    assert others == [2]
+
+
+# ---------------------------------------------------------------- the check
+
+
+def test_a_held_out_run_is_measured_as_the_fits_are(tmp_path: Path) -> None:
+    recipe = Recipe(data="embedded", global_batch=8)
+    placement = Placement(ranks=2, threads=1, launcher="spawn", strategy="ddp", backend="gloo", device="cpu")
+    spec = Spec(
+        id="held", created=0.0, lockstep="", recipe=recipe, placement=placement, plan=plan(recipe, placement, 1600, 100)
+    )
+    run = Run.create(tmp_path, spec)
+    times = np.full(210, 2_000_000)
+    times[40:48] = 90_000_000  # one disturbed window of twenty
+    for rank, more in ((0, 0), (1, 1_000_000)):
+        rows = np.zeros(210, dtype=ROW)
+        rows["step"], rows["samples"], rows["warmup"] = np.arange(1, 211), 4, np.arange(210) < 10
+        rows["total_ns"] = times + more
+        rows["total_ns"][:10] = 50_000_000
+        rows["samples"][-1], rows["total_ns"][-1] = 1, 1
+        rows.tofile(run.rank_folder(rank) / "steps.bin")
+    assert check.measured_step(run, spec) == pytest.approx(2.5e-3)
+
+
+def test_errors_are_summed_up_with_their_worst() -> None:
+    found = check.summary([0.01, -0.04, 0.10])
+    assert (found["median_error"], found["worst_error"], found["lowest"], found["highest"]) == (0.04, 0.10, -0.04, 0.10)
+    assert found["goal_met"]
+    assert not check.summary([0.01, 0.2, 0.01])["goal_met"]
+
+
+def test_no_held_out_placement_is_one_that_was_fitted() -> None:
+    """A fit measures its own batch and its double with all ranks, and single batches with one."""
+    from lockstep.settings import load
+
+    for case in check.HELD:
+        recipe, placement = load([], [*check.COMMON, *check.FITS[case.fit], *case.words])
+        fitted, _ = load([], [*check.COMMON, *check.FITS[case.fit]])
+        own, others = measure.grid(fitted.global_batch, 2, 1e9)
+        share = recipe.global_batch // placement.ranks
+        assert share not in (own, *others) or placement.accumulation, case
+
+
+# ---------------------------------------------------------------- the command
+
+
+@pytest.fixture
+def ready(cli: Cli) -> Cli:
+    """The command line with a cache that holds a planted fit."""
+    cli.environment["LOCKSTEP_DATA"] = str(cli.folder / "cache" / "data")
+    made = planted()
+    where = cli.folder / "cache" / "predict" / store.fingerprint()
+    fit.save(made, where)
+    return cli
+
+
+WORDS = ("data=embedded", "global_batch=256", "ranks=2", "threads=1", "backend=gloo")
+
+
+def without_torch(cli: Cli, *words: str) -> subprocess.CompletedProcess[str]:
+    code = "import sys; sys.modules['torch'] = None\nsys.argv = ['lockstep', *sys.argv[1:]]\nfrom lockstep.cli import main\nmain()"
+    argv = [sys.executable, "-c", code, "predict", *words]
+    return subprocess.run(argv, capture_output=True, text=True, env=cli.environment, cwd=cli.folder, timeout=120)
+
+
+def test_predictions_from_a_fit_need_no_torch(ready: Cli) -> None:
+    result = without_torch(ready, *WORDS, "--ranks", "2,4,…,64", "--link", "25gbit,10us", "--replay", "--json")
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert [row["ranks"] for row in found["rows"]] == [1, 2, 4, 8, 16, 32, 64]
+    parts = ("compute_ms", "wrapper_ms", "contention_ms", "exchange_ms", "waiting_ms")
+    for row in found["rows"]:
+        assert row["step_ms"] == pytest.approx(sum(row[part] for part in parts))
+        assert row["interval_ms"] is None
+    assert found["rows"][1]["step_ms"] == pytest.approx(1.1 * 13.8 + 0.1 + ALPHA * 1e3 + 17_064 / BETA * 1e3, rel=1e-3)
+    assert found["earned_text"] == "not checked on this machine: run 'lockstep predict --check'"
+    assert any("joined by 25gbit,10us" in text for text in found["assumed"])
+    assert [one["ranks"] for one in found["replay"]] == [2, 4, 8, 16, 32, 64]
+    assert found["replay"][2]["step_ms"] == pytest.approx(found["rows"][3]["step_ms"], rel=0.01)
+    assert found["replay"][2]["straggler_costs"] > 0.1
+    table = ready("predict", *WORDS, "--every", "4", "--ranks", "2,6")
+    assert table.returncode == 0, table.stderr
+    assert "weights averaged every 4 steps" in table.stdout
+    assert "global batch 256 does not divide by 6" in table.stdout
+    assert "10gbit,50us, which is assumed" in table.stdout
+
+
+def test_every_prediction_comes_with_what_the_model_earned(ready: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = {"format": 1, "time": time.time(), "quick": True, "drift": 0.01, **check.summary([0.02, -0.03, 0.08])}
+    (ready.folder / "cache" / "predict" / store.fingerprint() / "check.json").write_text(json.dumps(kept))
+    result = ready("predict", *WORDS, "--ranks", "2", "--json")
+    found = json.loads(result.stdout)
+    step = found["rows"][1]["step_ms"]
+    assert found["rows"][1]["interval_ms"] == [pytest.approx(0.97 * step), pytest.approx(1.08 * step)]
+    assert "off by 3.0% in the middle and by 8.0% at worst" in found["earned_text"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--ranks", "2,four"), "--ranks 2,four: 'four' is not a number of ranks"),
+        (("--link", "1gbit,1%"), "loss is not modelled"),
+        (("--link", "fast"), "is neither a rate"),
+        (("--per-host", "3"), "--per-host 3: this host was measured with 2 rank(s)"),
+        (("--quick",), "--quick goes with --check"),
+        (("--check",), "--check has recipes of its own"),
+        (("strategy=fsdp",), "strategy=fsdp cannot be predicted"),
+    ],
+)
+def test_mistakes_are_one_line(ready: Cli, words: tuple[str, ...], message: str) -> None:
+    assert message in ready.error("predict", *WORDS, *words, code=2)

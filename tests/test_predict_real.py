@@ -1,0 +1,70 @@
+"""`lockstep predict` with real ranks: one fit of a small recipe, and one held-out run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.comms import store
+from lockstep.launch import prepare
+from lockstep.predict import check, document, measure
+from lockstep.predict import fit as fits
+from lockstep.predict.here import here
+from lockstep.predict.model import Case, predict
+from lockstep.predict.scaling import table
+from lockstep.run import Run
+from lockstep.settings import load
+from support import Cli
+
+WORDS = ("data=embedded", "global_batch=16", "ranks=2", "backend=gloo", "threads=1", "epochs=1", "max_steps=30")
+
+
+def test_a_fit_and_a_held_out_run(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_DATA", str(tmp_path / "cache" / "data"))
+    monkeypatch.setattr(measure, "SECONDS", 1.0)
+    monkeypatch.setattr(measure, "CELL_S", 0.01)
+    monkeypatch.setattr(check, "RUN_S", 0.3)
+    recipe, placement = load([], WORDS)
+    recipe, here_placement, remark = here(recipe, placement)
+    assert (here_placement.ranks, here_placement.launcher, remark) == (2, "spawn", "")
+    told: list[str] = []
+    made = measure.make(recipe, here_placement, recipe.global_batch, told.append)
+    assert [point.samples for point in made.compute.alone] == [1, 2, 4, 8, 16]
+    assert [point.samples for point in made.compute.sharing] == [1, 2, 4, 8, 16]
+    assert all(0 < point.backward + point.optimizer < point.seconds for point in made.compute.alone)
+    assert [one.samples for one in made.together] == [8, 16], "its own batch, and the double"
+    # The net has six parameters of 4,266 numbers; gradients come from the last layer to the first.
+    assert [gradient.bytes for gradient in made.gradients] == [144, 16, 1152, 32, 15680, 40]
+    assert made.gradients[4].ready < made.gradients[2].ready < made.gradients[0].ready <= 1
+    assert abs(sum(made.noise) / len(made.noise)) < 0.02
+    assert len(made.noise) >= 16
+    assert [one.ranks for one in made.software] == [2]
+    kept = {cell.message_bytes for cell in store.load() if cell.collective == "all_reduce"}
+    assert 17_064 in kept, "kept for backend=auto too"
+    # What was measured together is what it says of the same placement, up to the mean over the two.
+    told_of = [predict(made, Case(micro=one.samples, per_host=2)).seconds - one.seconds for one in made.together]
+    assert sum(told_of) == pytest.approx(0.0, abs=1e-9)
+    # A second fit takes the all-reduce from the store; the command finds the fit that is kept.
+    told.clear()
+    again = measure.exchange(here_placement, [17_064], tmp_path / "again", told.append, anew=False)
+    assert (again, told) == (made.software, [])
+    fits.save(made)
+    held = check.Held("batch", check.NET, ("ranks=2", "global_batch=24"))
+    predicted, seconds = check._try(made, held, tmp_path / "held")
+    assert 0.1 < seconds / predicted < 10, "the order of magnitude; how near it comes is for 'predict --check' to say"
+    asked, assumed = document.ask(
+        made, recipe, placement, link=None, weak=False, per_host=None, batch=None, algorithm="auto", every=None
+    )
+    assert "10gbit,50us, which is assumed" in assumed[0]
+    rows = table(made, asked, [2, 4])
+    assert rows[2].step
+    assert rows[2].step.exchange > 2 * made.software[0].whole(17_064)
+
+
+def test_a_run_without_a_fit_says_how_to_get_one(cli: Cli) -> None:
+    cli.environment["LOCKSTEP_DATA"] = str(cli.folder / "cache" / "data")
+    folder, spec = prepare(*load([], WORDS), runs=cli.runs, name="mine")
+    Run.create(folder.parent, spec)
+    said = cli.error("predict", "last", code=2)
+    assert said == "mine: its recipe has no fit on this machine yet: add --measure (about a minute)"
