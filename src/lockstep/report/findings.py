@@ -1,0 +1,49 @@
+"""The findings of `lockstep explain`, for one run of each cell; and what is known of runs that did not end well."""
+
+from __future__ import annotations
+
+from lockstep.explain import ANALYZERS, explain
+from lockstep.explain.evidence import Evidence
+from lockstep.report.subject import Subject
+from lockstep.report.views import About, Said
+from lockstep.run import Run
+from lockstep.study.gather import Group
+
+MOST_CELLS = 12
+
+
+def findings(subject: Subject) -> list[About]:
+    """Of each cell's first finished run, the costliest first."""
+    found = [About(name=group.name, findings=_of(group, subject.peers)) for group in subject.begun[:MOST_CELLS]]
+    return [about for about in found if about.findings]
+
+
+def definitions() -> dict[str, str]:
+    return {each.name: f"{each.question} {each.definition}" for each in ANALYZERS}
+
+
+def _of(group: Group, peers: list[Run]) -> list[Said]:
+    if not group.done:
+        return [_state(group)]
+    return [
+        Said(
+            question=each.question,
+            verdict=each.verdict,
+            why=each.why,
+            next=each.next,
+            cost=round(each.cost, 4),
+        )
+        for each in explain(Evidence(group.done[0].run, peers))
+    ]
+
+
+def _state(group: Group) -> Said:
+    """Nothing has ended well: say how far it has come."""
+    first = group.samples[0]
+    epochs = len(first.run.epochs())
+    return Said(
+        question="state",
+        verdict=f"{first.state}: {first.cause}" if first.cause else f"{first.state}, and not ended yet",
+        why=f"{epochs} of {first.spec.recipe.epochs} epochs are on record",
+        next=f"lockstep show {first.run.id}",
+    )

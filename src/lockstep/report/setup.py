@@ -1,0 +1,188 @@
+"""What was run, where, and how to do it again: settings that differ, settings that do not, environment, commands."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from lockstep.placement import Placement
+from lockstep.recipe import Recipe
+from lockstep.report.subject import Subject
+from lockstep.report.units import text
+from lockstep.report.views import Cell, Command, Table
+from lockstep.run import Spec
+from lockstep.settings import flatten
+from lockstep.study import builtin
+from lockstep.study.gather import Group
+
+ENVIRONMENT = {
+    "host": "host",
+    "system": "system",
+    "cpu": "processor",
+    "cores_machine": "cores",
+    "memory_bytes": "memory",
+    "cpu_capability": "instructions",
+    "gpu": "GPU",
+    "python": "Python",
+    "torch": "torch",
+    "numpy": "numpy",
+    "lockstep": "Lockstep",
+    "load_1min": "load at the start (1 min)",
+}
+MOST_COMMANDS = 60
+
+
+def settings(subject: Subject) -> tuple[Table | None, Table]:
+    """What differs between the cells, and what they share (only what is not as usual)."""
+    groups = subject.begun
+    flat = {group.name: _flat(_spec(group)) for group in groups}
+    keys = list(dict.fromkeys(key for found in flat.values() for key in found))
+    differing = [
+        key for key in keys if key[1] != "seed" and len({_word(found.get(key)) for found in flat.values()}) > 1
+    ]
+    usual = _usual()
+    first = flat[groups[0].name] if groups else {}
+    shared = [key for key in first if key not in differing and (key[1] in _ALWAYS or first[key] != usual.get(key))]
+    differ = Table(
+        id="settings",
+        title="What differs between the cells",
+        says="",
+        columns=["setting", "of", *flat],
+        rows=[
+            [Cell(text=key[1]), Cell(text=key[0]), *(Cell(text=_word(found.get(key))) for found in flat.values())]
+            for key in differing
+        ],
+    )
+    same = Table(
+        id="settings-shared",
+        title="What all cells share" if len(groups) > 1 else "Settings",
+        says="Settings that are left out are as Lockstep sets them.",
+        columns=["setting", "of", "value"],
+        rows=[
+            [Cell(text=key[1]), Cell(text=key[0]), Cell(text=_word(first[key]))]
+            for key in shared
+            if first[key] is not None
+        ],
+    )
+    return (differ if differing else None), same
+
+
+_ALWAYS = (
+    "model",
+    "data",
+    "global_batch",
+    "epochs",
+    "optimizer.name",
+    "optimizer.lr",
+    "launcher",
+    "ranks",
+    "threads",
+    "backend",
+    "strategy",
+)
+Key = tuple[str, str]
+
+
+def _spec(group: Group) -> Spec:
+    return group.samples[0].spec
+
+
+def _flat(spec: Spec) -> dict[Key, Any]:
+    found: dict[Key, Any] = {("recipe", key): one for key, one in flatten(msgspec.to_builtins(spec.recipe)).items()}
+    return found | {("placement", key): one for key, one in flatten(msgspec.to_builtins(spec.placement)).items()}
+
+
+def _usual() -> dict[Key, Any]:
+    found: dict[Key, Any] = {("recipe", key): one for key, one in flatten(msgspec.to_builtins(Recipe())).items()}
+    return found | {("placement", key): one for key, one in flatten(msgspec.to_builtins(Placement())).items()}
+
+
+def _word(value: Any) -> str:
+    """As `key=value` takes it."""
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def environment(subject: Subject) -> Table | None:
+    """What the runs ran on; where they differ, each value with how many runs had it."""
+    seen = [found for run in subject.runs if (found := run.environment())]
+    rows = []
+    for key, label in ENVIRONMENT.items():
+        values = [_environment_value(key, found[key]) for found in seen if found.get(key) is not None]
+        counts = {value: values.count(value) for value in dict.fromkeys(values)}
+        if key == "load_1min" and len(counts) > 1:
+            numbers = [float(found[key]) for found in seen if found.get(key) is not None]
+            counts = {f"{min(numbers):.2f} to {max(numbers):.2f}": len(numbers)}
+        if counts:
+            one = len(counts) == 1
+            rows.append(
+                [Cell(text=label), Cell(text="; ".join(v if one else f"{v} ({n} runs)" for v, n in counts.items()))]
+            )
+    if not rows:
+        return None
+    return Table(id="environment", title="Environment", says="What the runs ran on.", columns=["", "value"], rows=rows)
+
+
+def _environment_value(key: str, value: Any) -> str:
+    if key == "memory_bytes":
+        return text(float(value), "bytes")
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def commands(subject: Subject) -> list[Command]:
+    """The words that run it again, and for a single run also the processes that were started."""
+    found = []
+    if subject.study:
+        study = subject.study.read().study
+        words = study_words(subject.study.name, study.name, study.repeats)
+        if words:
+            found.append(Command(name="the whole study", lines=[shlex.join(words)]))
+    for group in subject.begun[:MOST_COMMANDS]:
+        specs = [each.spec for each in group.samples]
+        seeds = sorted({spec.recipe.seed for spec in specs})
+        name = group.name if len(seeds) == 1 else f"{group.name} (seeds {', '.join(map(str, seeds))})"
+        found.append(Command(name=name, lines=[shlex.join(run_words(specs[0]))]))
+    if subject.kind == "run" and subject.groups[0].samples[0].spec.command:
+        spec = subject.groups[0].samples[0].spec
+        found.append(Command(name="processes that it started", lines=[shlex.join(words) for words in spec.command]))
+    return found
+
+
+def study_words(folder: str, study: str, repeats: int) -> list[str]:
+    """The command of a built-in study and its quick form; of others it cannot be known which file they came from."""
+    if study not in builtin.names() or folder.removeprefix(study) not in ("", "-quick"):
+        return []
+    return ["lockstep", "study", "run", study, *(["--quick"] if folder != study else []), "--repeats", str(repeats)]
+
+
+def run_words(spec: Spec) -> list[str]:
+    """`lockstep run` with every setting that is not as usual: what was resolved for one machine is stated for all."""
+    words = ["lockstep", "run"]
+    if spec.options.script:
+        words.append(spec.options.script)
+    words += [f"{key}={_word(value)}" for key, value in _changed(spec)]
+    if spec.options.script and spec.options.script_args:
+        words += ["--", *spec.options.script_args]
+    for flag, value in (("--trace", spec.options.trace), ("--profile", spec.options.profile)):
+        words += [flag, str(value)] if value else []
+    return words
+
+
+def _changed(spec: Spec) -> Sequence[tuple[str, Any]]:
+    usual = _usual()
+    emulated = spec.placement.emulated
+    found: dict[str, Any] = {}
+    for (table, key), value in _flat(spec).items():
+        if (value == usual.get((table, key)) and key != "seed") or (
+            key == "global_batch" and spec.recipe.batch_per_rank
+        ):
+            continue
+        if key == "emulated" or value is None:
+            continue
+        found[key] = f"emulated:{value}" if key == "hosts" and emulated else value
+    return list(found.items())

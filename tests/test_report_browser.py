@@ -1,0 +1,224 @@
+"""The page in a real browser, opened from its file: it draws without an error, can be used with keys, and no name becomes markup."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+
+from lockstep.report import tables
+from lockstep.report.document import report
+from lockstep.report.html import page as page_of
+from lockstep.report.subject import of_names, of_runs
+from lockstep.report.views import Report
+from lockstep.run import Run, write_atomic
+from lockstep.ways import BESIDE, FILE, Way
+from test_report import ALONE, BOTH, HOSTILE, RECIPE, Folders, study_folder
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
+BROWSER = os.environ.get("LOCKSTEP_BROWSER") or next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
+pytestmark = pytest.mark.skipif(
+    BROWSER is None, reason="needs a browser: apt-get install chromium, or LOCKSTEP_BROWSER=path"
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        # Root has no sandbox; the page is our own.
+        opened = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
+    """A study with a hostile cell, and a single run with a waterfall: every kind of plot."""
+    folders = Folders(tmp_path_factory.mktemp("browser") / "runs")
+    others = {
+        f"cell {number}": (msgspec.structs.replace(RECIPE, global_batch=64 * number), BOTH) for number in range(1, 6)
+    }
+    study_folder(folders, {HOSTILE: (RECIPE, ALONE), **others}, 3)
+    run = folders.run("one")
+    measure(run)
+    found = report([*of_names(["mine"], folders.root), of_runs([run])])
+    path = folders.root / "report.html"
+    path.write_text(page_of(found), encoding="utf-8")
+    return path, found
+
+
+def measure(run: Run) -> None:
+    """As `lockstep explain --measure` leaves it."""
+    names = ("data", "forward", "backward", "optimizer", "other", "total")
+    parts = {**dict.fromkeys(names, 0.0), "exchange": 1e-3, "waiting": 5e-4}
+    seconds = {
+        "whole": (16e-3, 1),
+        "plain": (9e-3, 1),
+        "apart": (9.5e-3, 2),
+        "together": (11.2e-3, 2),
+        "no-data": (11e-3, 2),
+    }
+    ways = [
+        Way(name=name, samples=32, ranks=ranks, threads=1, steps=5, rounds=[[time] * ranks] * 5, phases=[parts] * ranks)
+        for name, (time, ranks) in seconds.items()
+    ]
+    beside = Run(run.folder / BESIDE)
+    beside.folder.mkdir(parents=True)
+    write_atomic(beside.folder / FILE, {"ways": msgspec.to_builtins(ways)})
+    beside.write_status("done")
+
+
+class Opened:
+    """A page that was opened, and everything that went wrong in it."""
+
+    def __init__(self, browser: Any, path: Path, width: int = 1400, scheme: str = "light") -> None:
+        self.context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme, accept_downloads=True
+        )
+        self.page = self.context.new_page()
+        self.problems: list[str] = []
+        self.requests: list[str] = []
+        self.page.on(
+            "console",
+            lambda message: self.problems.append(message.text) if message.type in ("error", "warning") else None,
+        )
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.problems.append(dialog.message), dialog.dismiss()))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.goto(path.as_uri())
+        self.page.wait_for_function(
+            "document.querySelectorAll('figure svg.drawing').length === document.querySelectorAll('figure').length"
+        )
+
+    def __enter__(self) -> Opened:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.context.close()
+
+    def download(self, figure: str, button: str) -> bytes:
+        with self.page.expect_download() as waiting:
+            self.page.locator(f"figure[id='{figure}'] button", has_text=button).click()
+        return Path(waiting.value.path()).read_bytes()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 400])
+def test_every_view_is_drawn_without_an_error_and_fits(
+    browser: Any, made: tuple[Path, Report], width: int, scheme: str
+) -> None:
+    path, found = made
+    with Opened(browser, path, width, scheme) as opened:
+        page = opened.page
+        charts = [each.id for part in found.parts for each in part.charts]
+        assert page.evaluate("[...document.querySelectorAll('figure')].map(f => f.id)") == charts
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, "nothing is wider than the window"
+        # Marks that lie outside of their plot would be cut off or lie upon another.
+        outside = page.evaluate(
+            """() => [...document.querySelectorAll('svg.drawing text')].filter((text) => {
+                const [own, all] = [text.getBoundingClientRect(), text.closest('svg').getBoundingClientRect()];
+                return own.left < all.left - 2 || own.right > all.right + 2;
+            }).map((text) => text.closest('figure').id + ': ' + text.textContent)"""
+        )
+        assert outside == []
+        assert page.evaluate("document.documentElement.dataset.theme") == scheme
+        assert opened.problems == []
+        assert [url for url in opened.requests if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
+def test_names_stay_text(browser: Any, made: tuple[Path, Report]) -> None:
+    with Opened(browser, made[0]) as opened:
+        assert opened.page.locator("img").count() == 0
+        assert opened.page.locator("main details.cell summary strong").first.text_content() == HOSTILE
+        assert opened.problems == []
+
+
+def test_the_table_sorts_and_filters(browser: Any, made: tuple[Path, Report]) -> None:
+    path, found = made
+    table = found.parts[0].table
+    assert table is not None
+    place = table.columns.index("training time")
+    ordered = [row[0].text for row in sorted(table.rows, key=lambda row: row[place].value or 0.0)]
+    with Opened(browser, path) as opened:
+        page = opened.page
+        names = "[...document.querySelectorAll('table.sortable tbody tr:not([hidden]) th')].map(th => th.firstChild.textContent)"
+        assert page.evaluate(names) == [row[0].text for row in table.rows]
+        head = page.locator("table.sortable thead th", has_text="training time")
+        head.locator("button").press("Enter")
+        assert page.evaluate(names) == ordered
+        assert head.get_attribute("aria-sort") == "ascending"
+        head.locator("button").press("Enter")
+        assert page.evaluate(names) == ordered[::-1]
+        page.locator("input[type=search]").fill("cell 3")
+        assert page.evaluate(names) == ["cell 3"]
+
+
+def test_plots_are_saved_with_their_data(browser: Any, made: tuple[Path, Report]) -> None:
+    from PIL import Image
+
+    path, found = made
+    with Opened(browser, path, scheme="dark") as opened:
+        for name in ("2-loss", "2-speed-up"):
+            chart = next(each for part in found.parts for each in part.charts if each.id == name)
+            saved = list(csv.reader(io.StringIO(opened.download(name, "CSV").decode(), newline="")))
+            ours = list(csv.reader(io.StringIO(tables.csv_text(tables.data(chart)), newline="")))
+            assert [[number(value) for value in row] for row in saved] == [
+                [number(value) for value in row] for row in ours
+            ]
+        tree = ElementTree.fromstring(opened.download("2-loss", "SVG"))
+        assert {"Loss", "test", "train"} <= {node.text for node in tree.iter() if node.tag.endswith("text")}
+        assert tree[0].get("fill") in ("#ffffff", "rgb(255, 255, 255)"), "white paper, also from a dark page"
+        assert "var(" not in ElementTree.tostring(tree, encoding="unicode")
+        with Image.open(io.BytesIO(opened.download("2-loss", "PNG"))) as picture:
+            assert picture.width == 2 * int(tree.get("width") or 0)
+            assert len(picture.convert("RGB").getcolors(1 << 24) or []) > 20
+        assert opened.problems == []
+
+
+def number(value: str) -> Any:
+    try:
+        return float(value)
+    except ValueError:
+        return value
+
+
+def test_a_plot_is_read_and_switched_with_the_keyboard(browser: Any, made: tuple[Path, Report]) -> None:
+    with Opened(browser, made[0]) as opened:
+        figure = opened.page.locator("figure[id='2-loss']")
+        assert figure.locator("svg.drawing path.line").count() == 2
+        figure.locator(".plot").focus()
+        for _ in range(2):
+            opened.page.keyboard.press("ArrowRight")
+        said = figure.locator("[role=status]").text_content()
+        assert said is not None
+        assert said.startswith("epoch 2: ")
+        assert "test 0.5600" in said
+        assert "train 0.5000 (0.4950–0.5050)" in said
+        figure.locator("label", has_text="ranks").click()
+        assert figure.locator("svg.drawing path.line").count() == 4
+        figure.locator("button.key", has_text="test").press("Enter")
+        assert figure.locator("button.key", has_text="test").get_attribute("aria-pressed") == "false"
+        assert figure.locator("svg.drawing path.line").count() == 3
+        figure.locator("button", has_text="Data").click()
+        assert figure.locator(".data tbody tr").count() == 40
+        assert opened.problems == []
+
+
+def test_it_prints_in_light_with_all_findings_open(browser: Any, made: tuple[Path, Report]) -> None:
+    with Opened(browser, made[0], scheme="dark") as opened:
+        opened.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        opened.page.emulate_media(media="print")
+        assert opened.page.evaluate("document.documentElement.dataset.theme") == "light"
+        assert opened.page.evaluate("[...document.querySelectorAll('details.cell')].every(one => one.open)")
+        assert not opened.page.locator("nav").is_visible()
+        assert len(opened.page.pdf()) > 20_000
