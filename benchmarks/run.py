@@ -15,7 +15,18 @@ from pathlib import Path
 
 from benchmarks import machine, record
 from benchmarks.processes import ROOT, ContenderFailed
-from benchmarks.sections import exchange, instrumentation, loader, peers, scaling, slow_link, start, techniques
+from benchmarks.sections import (
+    exchange,
+    explain,
+    instrumentation,
+    listing,
+    loader,
+    peers,
+    scaling,
+    slow_link,
+    start,
+    techniques,
+)
 from benchmarks.settings import Settings
 
 SECTIONS: dict[str, Callable[[Settings], record.Section]] = {
@@ -27,6 +38,8 @@ SECTIONS: dict[str, Callable[[Settings], record.Section]] = {
     "techniques": techniques.measure,
     "loader": loader.measure,
     "slow-link": slow_link.measure,
+    "listing": listing.measure,
+    "explain": explain.measure,
 }
 RESULTS = ROOT / "benchmarks" / "results"
 QUICK = {"repeats": 2, "samples": 3200}

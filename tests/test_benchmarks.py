@@ -212,9 +212,18 @@ def test_another_torch_is_not_valid() -> None:
 def test_default_runs_everything_and_is_no_trial() -> None:
     settings, sections, folder, trial = runner.parse([])
     assert sections == list(runner.SECTIONS)
-    assert {"peers", "scaling", "instrumentation", "start", "exchange", "techniques", "loader", "slow-link"} == set(
-        sections
-    )
+    assert {
+        "peers",
+        "scaling",
+        "instrumentation",
+        "start",
+        "exchange",
+        "techniques",
+        "loader",
+        "slow-link",
+        "listing",
+        "explain",
+    } == set(sections)
     assert (settings.repeats, settings.samples, trial) == (5, None, False)
     assert folder.name == "results"
     assert list(peers.select(settings)) == list(peers.PEERS)

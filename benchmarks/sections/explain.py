@@ -1,0 +1,136 @@
+"""Planted causes: does `lockstep explain` name each one first, and how much of the loss does its split explain?
+
+A rank that is stopped half of the time, a slow link, a slow loader, a tiny batch, more threads than cores. Each is really planted into a
+real run, which is then explained with `--measure`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks import ours, stats
+from benchmarks.processes import ContenderFailed, run
+from benchmarks.record import Section
+from benchmarks.rounds import Contender, Span, interleave
+from benchmarks.settings import Settings
+
+RECIPE = ("data=mnist", "train_limit=6000", "test_limit=500", "backend=gloo", "epochs=2")
+TINY = "from torch import nn\n\n\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))\n"
+LOADER = (
+    "model=tiny.py:net",
+    "augment.rotation=20",
+    "augment.crop=3",
+    "augment.jitter=0.3",
+    "global_batch=256",
+    "threads=1",
+)
+PLANTED: dict[str, tuple[str, ...]] = {
+    "slow rank": ("ranks=2", "threads=1", "global_batch=256", "epochs=12"),
+    "slow link": ("ranks=2", "threads=1", "global_batch=64", "hosts=emulated:2", "link=20mbit,5ms", "max_steps=60"),
+    "slow loader": LOADER,
+    "tiny batch": ("ranks=2", "threads=1", "global_batch=2", "backend=shm", "max_steps=300"),
+    "too many threads": ("ranks=2", "threads=4", "global_batch=256"),
+    "nothing": ("ranks=2", "threads=1", "global_batch=256"),
+}
+EXPECTED = {
+    "slow rank": ("straggler", None),
+    "slow link": ("speed-up", "exchange"),
+    "slow loader": ("limits", "loader"),
+    "tiny batch": ("limits", "batch"),
+    "too many threads": ("limits", "threads"),
+}
+
+
+def measure(settings: Settings) -> Section:
+    contenders: dict[str, Contender] = {name: partial(_explained, name, words) for name, words in PLANTED.items()}
+    outcome = interleave("explain", contenders, settings.repeats, settings.seed)
+    section = Section(
+        "explain", "Planted causes, as `lockstep explain --measure` sees them", "runs", "rate", outcome.measurements
+    )
+    for name, reason in outcome.failures.items():
+        section.refuse(f"{name} failed: {reason}")
+    for name in PLANTED:
+        mine = [one.details for one in section.measurements if one.contender == name]
+        if not mine:
+            continue
+        first = sum(one["first"] for one in mine)
+        told = "" if name not in EXPECTED else f"first verdict in {first:.0f} of {len(mine)}; "
+        shares = [one["explained"] for one in mine if one["explained"] >= 0]
+        split = (
+            f"the split explains {stats.median(shares):.1%} of the loss (least {min(shares):.1%})"
+            if shares
+            else "one rank: no split"
+        )
+        adds = max(one["phases_off"] for one in mine)
+        section.notes.append(f"{name}: {told}{split}; phases and step differ by {adds:.2%} at most.")
+    return section
+
+
+def _explained(name: str, words: tuple[str, ...]) -> Span:
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as folder:
+        (Path(folder) / "tiny.py").write_text(TINY)
+        argv = [ours.executable(), "run", *RECIPE, *words, "--runs", folder, "--name", "planted", "--json"]
+        argv = [word.replace("tiny.py", f"{folder}/tiny.py") for word in argv]
+        document = json.loads(_throttled(argv, Path(folder)) if name == "slow rank" else run(argv, None, None))
+        found = json.loads(
+            run([ours.executable(), "explain", "planted", "--runs", folder, "--measure", "--json"], None, None)
+        )
+    details = _judge(name, found["findings"])
+    return Span(1, time.perf_counter() - began, float(document["train_cpu_seconds"]), details)
+
+
+def _judge(name: str, findings: list[dict[str, Any]]) -> dict[str, float]:
+    question, cause = EXPECTED.get(name, ("", None))
+    first = findings[0]
+    named = first["figures"].get("cause") or next(
+        (word for word in ("exchange", "batch", "contention", "wrapper") if f"lost to {word}" in first["verdict"]), None
+    )
+    same = first["question"] == question or (question == "limits" and first["question"] == "speed-up")
+    speed = next((each for each in findings if each["question"] == "speed-up" and "explained" in each["figures"]), None)
+    explained = speed["figures"]["explained"] if speed else None
+    parts = next(each["figures"] for each in findings if each["question"] == "step" and "ranks" in each["figures"])[
+        "ranks"
+    ]
+    off = max(abs(part["other"]) / part["total"] for part in parts)
+    return {
+        "first": float(same and cause in (None, named)),
+        "explained": -1.0 if explained is None else float(explained),
+        "phases_off": off,
+    }
+
+
+def _throttled(argv: list[str], folder: Path) -> str:
+    """The run, with rank 1 stopped and let go every 5 ms."""
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    status = folder / "planted" / "ranks" / "0001" / "status.json"
+    over = threading.Event()
+
+    def throttle() -> None:
+        while not over.is_set() and not status.exists():
+            time.sleep(0.005)
+        with suppress(ProcessLookupError, OSError):
+            pid = int(json.loads(status.read_text())["pid"])
+            while not over.is_set():
+                os.kill(pid, signal.SIGSTOP)
+                time.sleep(0.005)
+                os.kill(pid, signal.SIGCONT)
+                time.sleep(0.005)
+
+    helper = threading.Thread(target=throttle, daemon=True)
+    helper.start()
+    output, errors = process.communicate()
+    over.set()
+    if process.returncode:
+        raise ContenderFailed(errors.strip().splitlines()[-1] if errors.strip() else f"exit code {process.returncode}")
+    return output

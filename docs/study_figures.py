@@ -1,0 +1,102 @@
+"""Writes docs/study-figures.md from real runs: `.venv/bin/python docs/study_figures.py RUNS`, after `lockstep study run …` there."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from lockstep.study.compare import study_document
+from lockstep.study.folder import StudyFolder, list_studies
+from lockstep.study.gather import of_study
+from lockstep.study.measures import METRICS
+
+HERE = Path(__file__).parent
+HEAD = """# The built-in studies, with our figures
+
+Real runs, one at a time, in turns; n is in each table. Middle and 95 % interval; verdicts are against the first row, pair by pair, at 98 %.
+A published figure is never compared in seconds, only in shape: which has more, and by what ratio. Written by `docs/study_figures.py`; how a
+study works is in [studies.md](studies.md).
+"""
+
+
+def main(runs: Path) -> None:
+    parts = [HEAD]
+    for folder in list_studies(runs):
+        parts.append(section(folder))
+    (HERE / "study-figures.md").write_text("\n".join(parts))
+
+
+def section(folder: StudyFolder) -> str:
+    document = study_document(folder)
+    groups = of_study(folder, folder.read())
+    sample = next(each for group in groups for each in group.done)
+    environment = sample.environment
+    recipe = sample.spec.recipe
+    quick = folder.name.endswith("-quick")
+    name = folder.name.removesuffix("-quick")
+    made = (
+        f"`lockstep study run {name}{' --quick' if quick else ''}`: {recipe.model} on {recipe.data}, "
+        f"{sample.spec.plan.train_samples:,} images, {recipe.epochs} epochs; {environment.get('cores_machine')} cores of an "
+        f"{environment.get('cpu')}, torch {environment.get('torch')}."
+    )
+    lines = [f"\n## {name}\n", str(document["about"]), "", made, "", *table(document), ""]
+    stability = document["stability"]
+    spread = "" if stability["spread"] is None else f", runs of one cell differ by {stability['spread']:.1%}"
+    lines.append(f"- The machine was {stability['verdict']}{spread}.")
+    for cell in document["cells"]:
+        if cell["left_out"]:
+            lines.append(f"- Left out, `{cell['cell']}`: {cell['left_out']}")
+        lines += [f"- Failed, `{cell['cell']}`: {failure}" for failure in cell["failed"]]
+    lines += [f"- {text}" for text in document["fairness"]]
+    for published in document.get("published", []):
+        lines += claims(published)
+    return "\n".join(lines) + "\n"
+
+
+def table(document: dict[str, Any]) -> list[str]:
+    metrics = document["metrics"]
+    labels = [METRICS[metric].label for metric in metrics]
+    rows = [["cell", "n", *labels, "speed-up", "verdict on time", "verdict on accuracy"]]
+    rows.append(["---"] * len(rows[0]))
+    for cell in document["cells"]:
+        if not cell["done"]:
+            continue
+        rows.append(
+            [
+                f"`{cell['cell']}`",
+                str(cell["done"]),
+                *(figure(cell["metrics"].get(metric), METRICS[metric].form) for metric in metrics),
+                "–" if cell.get("speed_up") is None else f"{cell['speed_up']:.2f}",
+                verdict(cell["metrics"].get("seconds")),
+                verdict(cell["metrics"].get("accuracy")),
+            ]
+        )
+    return [f"| {' | '.join(row)} |" for row in rows]
+
+
+def figure(column: dict[str, Any] | None, form: str) -> str:
+    if not column or column["median"] is None:
+        return "–"
+    middle = form.format(column["median"])
+    return middle if column["low"] is None else f"{middle} ({form.format(column['low'])}–{form.format(column['high'])})"
+
+
+def verdict(column: dict[str, Any] | None) -> str:
+    against = (column or {}).get("against_baseline")
+    return against["text"] if against else "–"
+
+
+def claims(published: dict[str, Any]) -> list[str]:
+    lines = [f"- Published, {published['source']}:"]
+    lines += [f"  - `{cell}`: {text}" for cell, text in published["figures"].items()]
+    for claim in published["claims"]:
+        theirs = "" if claim["published_ratio"] is None else f"published {claim['published_ratio']:.2f}, "
+        ours = "" if claim["ours"] is None else f" ({theirs}ours {claim['ours']:.3g})"
+        why = f": {claim['why']}" if claim["why"] and claim["verdict"] in ("differs", "not settled") else ""
+        lines.append(f"  - **{claim['verdict']}**: {claim['text']}{ours}{why}")
+    return lines
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
