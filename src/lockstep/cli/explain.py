@@ -11,6 +11,7 @@ from lockstep.cli.output import console, json_option, note, print_json, print_ta
 from lockstep.cli.run import runs_option
 
 if TYPE_CHECKING:
+    from lockstep.explain.evidence import Evidence
     from lockstep.explain.finding import Finding
     from lockstep.run import Run
 
@@ -67,21 +68,22 @@ def command(
     as_json: bool,
 ) -> None:
     """Say where the time of a run or study went, and what to do next."""
+    from lockstep.explain.evidence import Evidence
     from lockstep.run import Run, runs_root
     from lockstep.study.folder import StudyFolder
 
     root = runs_root(runs)
     study = None if name == "last" else StudyFolder.find(name, runs)
     if study:
-        chosen, peers = _of_study(study)
+        chosen, peers, cells = _of_study(study)
     else:
         run = Run.find(name, root)
-        chosen, peers = {run.id: run}, _peers(run)
+        chosen, peers, cells = {run.id: run}, _peers(run), {}
     documents = []
     for label, run in chosen.items():
         if measure:
             _measure(run, seconds, as_json)
-        documents.append(_document(label, run, peers, questions, target))
+        documents.append(_document(label, Evidence(run, peers, target, cells), questions))
     if as_json:
         print_json(documents[0] if len(documents) == 1 else documents)
         return
@@ -89,15 +91,17 @@ def command(
         _print(document, most=MOST_PER_CELL if study else None)
 
 
-def _of_study(study: Any) -> tuple[dict[str, Run], list[Run]]:
-    """One finished run of each cell, by the cell's name, and all of the study's runs."""
+def _of_study(study: Any) -> tuple[dict[str, Run], list[Run], dict[str, str]]:
+    """One finished run of each cell, by the cell's name; all of the study's runs; and the cells of these."""
     from lockstep.errors import InputError
     from lockstep.study.gather import of_study
 
     groups = [group for group in of_study(study, study.read()) if group.done]
     if not groups:
         raise InputError(f"study '{study.name}' has no finished run yet: lockstep study run {study.name}")
-    return {group.name: group.done[0].run for group in groups}, [each.run for group in groups for each in group.done]
+    runs = [(group.name, each.run) for group in groups for each in group.done]
+    first = {group.name: group.done[0].run for group in groups}
+    return first, [run for _, run in runs], {run.id: name for name, run in runs}
 
 
 def _peers(run: Run) -> list[Run]:
@@ -136,21 +140,18 @@ def _measure(run: Run, seconds: float, quiet: bool) -> None:
             line.clear()
 
 
-def _document(
-    label: str, run: Run, peers: list[Run], questions: tuple[str, ...], target: float | None
-) -> dict[str, Any]:
+def _document(label: str, evidence: Evidence, questions: tuple[str, ...]) -> dict[str, Any]:
     import msgspec
 
     from lockstep.errors import InputError
     from lockstep.explain import ANALYZERS, explain
-    from lockstep.explain.evidence import Evidence
 
+    run = evidence.run
     state = run.status()["state"]
     if state != "done":
         raise InputError(
             f"{run.id} is {state}: only a run that has ended well can be explained ('lockstep show' says more)"
         )
-    evidence = Evidence(run, peers, target)
     found: list[Finding] = explain(evidence, questions)
     return {
         "run": run.id,

@@ -57,9 +57,9 @@ class Case(ABC):
     @abstractmethod
     def call(self) -> None: ...
 
-    @abstractmethod
     def wanted(self) -> torch.Tensor | None:
-        """What the output must be; None on a rank that gets none."""
+        """What the output must be; None on a rank that gets none, and for cases that check in their own way."""
+        return None
 
     def check(self, calls: int) -> str | None:
         wanted = self.wanted()

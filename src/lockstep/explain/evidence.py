@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -18,9 +18,16 @@ Rows = np.ndarray[Any, Any]
 class Evidence:
     """One finished run, read once. `peers` are other finished runs: of the study, or of the same folder of runs."""
 
-    def __init__(self, run: Run, peers: Sequence[Run] = (), target: float | None = None) -> None:
-        """`target`: the accuracy that a recommendation is for; unstated, the one that all runs reached."""
-        self.run, self.target = run, target
+    def __init__(
+        self,
+        run: Run,
+        peers: Sequence[Run] = (),
+        target: float | None = None,
+        cells: Mapping[str, str] | None = None,
+    ) -> None:
+        """`target`: the accuracy that a recommendation is for; unstated, the one that all runs reached. `cells`: the names of
+        the study's cells, by run id."""
+        self.run, self.target, self.cells = run, target, cells or {}
         self.peers = [peer for peer in peers if peer.id != run.id]
 
     @cached_property

@@ -23,6 +23,8 @@ def answer(evidence: Evidence) -> list[Finding]:
         if (spec := run.spec().recipe) and (spec.model, spec.data, spec.train_limit, spec.test_limit) == task
     ]
     groups = [group for group in of_runs(runs) if group.done]
+    for group in groups:
+        group.name = evidence.cells.get(group.done[0].run.id, group.name)
     if len(groups) < 2:
         return [_alone(evidence)]
     target = evidence.target or common_target([group.done for group in groups])
@@ -54,13 +56,19 @@ def answer(evidence: Evidence) -> list[Finding]:
             question="recommendation",
             verdict=f"for {target:.1%}, choose {best.name}: {timed[best.name]:.3g} s, {gain}{sure}",
             why=f"the least time to that accuracy of {len(groups)} settings of this task that were run{others}",
-            next=best.name.replace(", ", " ")
+            next=_how(best, evidence)
             if found.settled or time is None
             else "repeat both: lockstep study run FILE with these as cells",
             cost=max(0.0, saved or 0.0) if found.settled else 0.0,
             figures={**figures, "saved": saved, "verdict": found.verdict, "pairs": found.n},
         )
     ]
+
+
+def _how(best: Group, evidence: Evidence) -> str:
+    """What to type: a cell's settings are in its study, others are their own name."""
+    in_study = best.done[0].run.id in evidence.cells
+    return f"the settings of this cell: lockstep show {best.done[0].run.id}" if in_study else best.name.replace(", ", " ")
 
 
 def _middle(group: Group, target: float | None) -> float | None:

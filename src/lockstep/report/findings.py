@@ -14,7 +14,8 @@ MOST_CELLS = 12
 
 def findings(subject: Subject) -> list[About]:
     """Of each cell's first finished run, the costliest first."""
-    found = [About(name=group.name, findings=_of(group, subject.peers)) for group in subject.begun[:MOST_CELLS]]
+    cells = {each.run.id: group.name for group in subject.begun for each in group.done} if subject.study else {}
+    found = [About(name=group.name, findings=_of(group, subject.peers, cells)) for group in subject.begun[:MOST_CELLS]]
     return [about for about in found if about.findings]
 
 
@@ -22,7 +23,7 @@ def definitions() -> dict[str, str]:
     return {each.name: f"{each.question} {each.definition}" for each in ANALYZERS}
 
 
-def _of(group: Group, peers: list[Run]) -> list[Said]:
+def _of(group: Group, peers: list[Run], cells: dict[str, str]) -> list[Said]:
     if not group.done:
         return [_state(group)]
     return [
@@ -33,7 +34,7 @@ def _of(group: Group, peers: list[Run]) -> list[Said]:
             next=each.next,
             cost=round(each.cost, 4),
         )
-        for each in explain(Evidence(group.done[0].run, peers))
+        for each in explain(Evidence(group.done[0].run, peers, cells=cells))
     ]
 
 
