@@ -76,6 +76,23 @@ class Cli:
         return lines[-1].removeprefix("lockstep: ")
 
 
+def train_here(folder: Path, *words: str) -> dict[str, Any]:
+    """What `Cli.run` gives, computed by one rank that is this very process: a reference need not start another."""
+    import torch
+
+    from lockstep.launch import prepare
+    from lockstep.parallel.ranks import Rank
+    from lockstep.run import Run
+    from lockstep.settings import load
+    from lockstep.worker import _train
+
+    where, spec = prepare(*load([], words), runs=folder)
+    run = Run.create(where.parent, spec)
+    torch.set_num_threads(spec.placement.threads or 1)
+    _train(run, spec, Rank(0, 1, 0, 1), torch.device("cpu"))
+    return {**(run.summary() or {}), "run": str(run.folder), "id": run.id, "epochs": run.epochs()}
+
+
 def wait_for(condition: Callable[[], Any], seconds: float = 40, what: str = "condition") -> Any:
     """Poll until it holds; fail with words if it does not."""
     until = time.monotonic() + seconds

@@ -19,7 +19,7 @@ from lockstep.measure.records import read_steps
 from lockstep.recipe import Recipe
 from lockstep.run import Run
 from lockstep.training import checkpoint
-from support import SHORT, Cli, wait_for
+from support import SHORT, Cli, train_here, wait_for
 
 # 703 samples at 48: 15 steps an epoch. Every kind of state there is: momentum, schedule, augmentation, dropout, mid-epoch.
 RICH = (
@@ -35,7 +35,7 @@ RICH = (
 
 @pytest.fixture(scope="module")
 def whole(module_cli: Cli) -> dict[str, Any]:
-    return module_cli.run(*RICH)
+    return train_here(module_cli.runs, *RICH)
 
 
 def killed(cli: Cli, *words: str) -> Run:
@@ -50,17 +50,23 @@ def killed(cli: Cli, *words: str) -> Run:
     return run
 
 
-def test_resumed_in_the_middle_of_an_epoch_it_ends_bit_for_bit_as_if_nothing_had_happened(
-    module_cli: Cli, whole: dict[str, Any]
-) -> None:
+@pytest.fixture(scope="module")
+def killed_in_the_middle(module_cli: Cli, whole: dict[str, Any]) -> str:
+    """A run as if it had been killed after step 20, in the middle of the second epoch."""
     first = module_cli.run(*RICH, "--checkpoint-steps", "10", "--checkpoint-every", "1", "--keep", "9")
     assert first["weights_sha256"] == whole["weights_sha256"], "checkpoints change nothing"
     folder = Path(first["run"]) / "checkpoints"
     names = checkpoint.checkpoints_in(folder)
     assert [int(name.removeprefix("step-")) for name in names] == [45, 40, 30, 20, 15, 10]
-    for name in names[:3]:  # as if it had been killed after step 20, in the middle of the second epoch
+    for name in names[:3]:
         (folder / f"{name}.json").unlink()
-    again = module_cli.run("--resume", first["id"])
+    return str(first["id"])
+
+
+def test_resumed_in_the_middle_of_an_epoch_it_ends_bit_for_bit_as_if_nothing_had_happened(
+    module_cli: Cli, whole: dict[str, Any], killed_in_the_middle: str
+) -> None:
+    again = module_cli.run("--resume", killed_in_the_middle)
     assert again["weights_sha256"] == whole["weights_sha256"]
     assert [e["train_loss"] for e in again["epochs"]] == pytest.approx(
         [e["train_loss"] for e in whole["epochs"]], rel=1e-12
@@ -71,11 +77,10 @@ def test_resumed_in_the_middle_of_an_epoch_it_ends_bit_for_bit_as_if_nothing_had
     assert rows["step"].tolist() == list(range(21, 46)), "what was measured there stays there"
 
 
-def test_resumed_on_another_placement_it_computes_the_same(module_cli: Cli, whole: dict[str, Any]) -> None:
-    first = module_cli.run(*RICH, "--checkpoint-steps", "20", "--keep", "9")
-    for name in checkpoint.checkpoints_in(Path(first["run"]) / "checkpoints")[:-1]:
-        (Path(first["run"]) / "checkpoints" / f"{name}.json").unlink()
-    again = module_cli.run("--resume", first["id"], "ranks=2", "threads=1", "accumulation=2", "backend=gloo")
+def test_resumed_on_another_placement_it_computes_the_same(
+    module_cli: Cli, whole: dict[str, Any], killed_in_the_middle: str
+) -> None:
+    again = module_cli.run("--resume", killed_in_the_middle, "ranks=2", "threads=1", "accumulation=2", "backend=gloo")
     assert again["placement"]["ranks"] == 2
     assert [e["train_loss"] for e in again["epochs"]] == pytest.approx(
         [e["train_loss"] for e in whole["epochs"]], rel=1e-4
@@ -132,7 +137,7 @@ def test_only_how_long_and_where_may_change(module_cli: Cli, alone: dict[str, An
 
 def test_early_stopping_stops_and_goes_back_to_the_best(module_cli: Cli) -> None:
     words = (*SHORT, "threads=1", "optimizer.lr=0.2", "optimizer.name=sgd", "optimizer.momentum=0.9", "epochs=12")
-    losses = [e["test_loss"] for e in module_cli.run(*words)["epochs"]]
+    losses = [e["test_loss"] for e in train_here(module_cli.runs, *words)["epochs"]]
     best = last = 0
     for last, loss in enumerate(losses):  # the rule, written down once more
         best = last if loss < losses[best] else best

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from lockstep import models
 from lockstep.cli import COMMANDS
+from lockstep.errors import InputError
+from lockstep.recipe import Recipe
 from lockstep.run import Run
 from support import SHORT, Cli
 
@@ -41,9 +46,9 @@ def test_importing_lockstep_does_not_import_torch() -> None:
     assert result.stdout.split() == ["False", "11"]
 
 
-def test_reading_runs_works_without_torch(cli: Cli) -> None:
+def test_reading_runs_works_without_torch(cli: Cli, alone: dict[str, Any]) -> None:
     """A laptop that looks at a cluster's runs need not have torch."""
-    cli.run(*SHORT, "max_steps=3")
+    cli.environment["LOCKSTEP_RUNS"] = str(Path(alone["run"]).parent)
     code = "import sys; sys.modules['torch'] = None\nsys.argv = ['lockstep', *sys.argv[1:]]\nfrom lockstep.cli import main\nmain()"
     for words in (["runs"], ["show", "last", "--ranks"], ["show", "last", "--json"]):
         result = subprocess.run(
@@ -133,10 +138,23 @@ def test_wrong_words(cli: Cli, words: list[str], message: str) -> None:
         ("import torch\ndef Net(): return torch.nn.Flatten()", "net.py:Net", "has no parameters to train"),
     ],
 )
-def test_a_model_that_does_not_work(cli: Cli, content: str | None, name: str, message: str) -> None:
+def test_a_model_that_does_not_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None, name: str, message: str
+) -> None:
+    """What a rank does with it before the first step."""
+    monkeypatch.chdir(tmp_path)
     if content is not None:
-        (cli.folder / "net.py").write_text(content)
-    assert message in cli.error("run", *SHORT, f"model={name}", code=2)
+        (tmp_path / "net.py").write_text(content)
+    recipe = Recipe(model=name, data="embedded")
+    with pytest.raises(InputError) as caught:
+        models.check_fits(models.build(recipe), recipe, (1, 28, 28), 10)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_that_cannot_be_built_is_one_line_to_the_user(cli: Cli) -> None:
+    (cli.folder / "net.py").write_text("def Net(): raise KeyError('boom')")
+    assert "could not be built: KeyError: 'boom'" in cli.error("run", *SHORT, "model=net.py:Net", code=2)
 
 
 def test_an_image_shape_that_the_model_cannot_take(cli: Cli) -> None:
@@ -255,7 +273,7 @@ def test_json_is_one_document_and_the_rest_goes_to_stderr(cli: Cli) -> None:
 def test_finding_a_run(cli: Cli) -> None:
     assert "no runs in" in cli.error("show", "last", code=2)
     cli.run(*SHORT, "max_steps=1", "--name", "one")
-    cli.run(*SHORT, "max_steps=1", "--name", "other")
+    shutil.copytree(cli.runs / "one", cli.runs / "other")
     assert "exists already" in cli.error("run", *SHORT, "max_steps=1", "--name", "one", code=2)
     assert "fits 2 runs" in cli.error("show", "o", code=2)
     assert "no run 'x'" in cli.error("show", "x", code=2)
@@ -265,7 +283,7 @@ def test_finding_a_run(cli: Cli) -> None:
 
 def test_a_closed_pipe_is_not_an_error(cli: Cli) -> None:
     result = subprocess.run(
-        f"{cli.argv()[0]} models --json | head -c 1", shell=True, capture_output=True, text=True, env=cli.environment
+        f"{cli.argv()[0]} recipes --json | head -c 1", shell=True, capture_output=True, text=True, env=cli.environment
     )
     assert result.stdout == "["
     assert "Traceback" not in result.stderr
@@ -273,11 +291,11 @@ def test_a_closed_pipe_is_not_an_error(cli: Cli) -> None:
 
 
 def test_models_and_doctor(cli: Cli) -> None:
-    models = {row["name"]: row for row in json.loads(cli("models", "--json").stdout)}
-    assert models["mnist-convnet"]["parameters"] == 4_266
-    assert models["cifar-vgg"]["parameters"] == 2_625_962
+    listed = {row["name"]: row for row in json.loads(cli("models", "--json").stdout)}
+    assert listed["mnist-convnet"]["parameters"] == 4_266
+    assert listed["cifar-vgg"]["parameters"] == 2_625_962
     # conv 1→4 and 4→8 at 28x28 and 14x14, 9 taps, and the linear layer; a multiply-add is two
-    assert models["mnist-convnet"]["flops"] == 2 * (4 * 9 * 784 + 4 * 8 * 9 * 196 + 392 * 10)
+    assert listed["mnist-convnet"]["flops"] == 2 * (4 * 9 * 784 + 4 * 8 * 9 * 196 + 392 * 10)
     findings = json.loads(cli("doctor", "--json").stdout)
     assert {"machine", "torch", "backends", "launchers", "data", "runs"} == {f["area"] for f in findings}
     assert all(f["fix"] for f in findings if f["state"] == "missing")

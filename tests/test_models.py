@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
 from lockstep import models
-from lockstep.recipe import Recipe
+from lockstep.recipe import Recipe, Regularize
 
 
 def as_reported(name: str) -> nn.Module:
@@ -53,6 +55,17 @@ def test_same_bits_as_the_reports_order(name: str, parameters: int, memory_forma
         assert a.grad is not None
         assert b.grad is not None
         assert torch.equal(a.grad, b.grad)
+
+
+@pytest.mark.parametrize("name", models.CATALOGUE)
+@pytest.mark.parametrize(
+    "more", [{}, {"regularize": Regularize(batch_norm="synchronised")}], ids=["plain", "batch norm"]
+)
+def test_what_is_trained_is_counted(name: str, more: dict[str, Any]) -> None:
+    recipe = Recipe(model=name, **more)
+    parameters = list(models.build(recipe).parameters())
+    count = sum(p.numel() for p in parameters)
+    assert models.trained_size(recipe) == (count, 4 * count)
 
 
 def test_the_catalogue_knows_its_parameters() -> None:

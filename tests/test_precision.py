@@ -14,7 +14,7 @@ from lockstep.placement import Placement
 from lockstep.recipe import Recipe
 from lockstep.training import precision as formats
 from lockstep.training.precision import LossScale, NumberWatch, Precision
-from support import SHORT, Cli
+from support import SHORT, Cli, train_here
 
 CPU = torch.device("cpu")
 
@@ -83,7 +83,7 @@ def test_mixed_keeps_weights_in_fp32_and_computes_in_16_bits(name: str, kind: to
 def test_mixed_runs_are_near_fp32_and_equal_on_two_ranks(
     module_cli: Cli, alone: dict[str, Any], precision: str
 ) -> None:
-    one = module_cli.run(*SHORT, "threads=1", f"precision={precision}")
+    one = train_here(module_cli.runs, *SHORT, f"precision={precision}")
     two = module_cli.run(*SHORT, "threads=1", f"precision={precision}", "ranks=2")
     assert two["ranks_agree"]
     assert two["train_loss"] == pytest.approx(one["train_loss"], rel=0.02)
@@ -93,7 +93,7 @@ def test_mixed_runs_are_near_fp32_and_equal_on_two_ranks(
 
 
 def test_pure_bf16_loses_updates_and_says_so(module_cli: Cli) -> None:
-    found = module_cli.run(*SHORT, "threads=1", "precision=pure-bf16", "optimizer.lr=0.0001")
+    found = train_here(module_cli.runs, *SHORT, "precision=pure-bf16", "optimizer.lr=0.0001")
     assert found["numbers"]["lost_update_share"] > 0.3
     shown = module_cli("show", found["id"]).stdout
     assert "of updates lost to rounding" in shown

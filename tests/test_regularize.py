@@ -25,7 +25,7 @@ from lockstep.run import Run
 from lockstep.training.loss import Loss, penalize
 from lockstep.verify import step_losses
 from shm_rank import Session
-from support import SHORT, Cli
+from support import SHORT, Cli, train_here
 
 
 @pytest.fixture(autouse=True)
@@ -464,7 +464,7 @@ def test_penalties_equal_the_gradient_of_what_they_say(regularize: Regularize) -
     ids=["all but batch norm", "batch norm"],
 )  # fmt: skip
 def test_a_run_of_three_ranks_follows_a_run_of_one(words: tuple[str, ...], module_cli: Cli) -> None:
-    one = Run(Path(module_cli.run(*SHORT, *words, "threads=1")["run"]))
+    one = Run(Path(train_here(module_cli.runs, *SHORT, *words)["run"]))
     three = Run(Path(module_cli.run(*SHORT, *words, "ranks=3", "threads=1")["run"]))
     # Other draws would show at once. Later on, a pixel that wins a pooling window by a last digit makes the curves part.
     np.testing.assert_allclose(step_losses(three)[:5], step_losses(one)[:5], rtol=2e-6)

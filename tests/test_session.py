@@ -30,7 +30,7 @@ from lockstep.placement import Placement
 from lockstep.recipe import Recipe
 from lockstep.run import Options, Run
 from lockstep.verify import step_losses
-from support import SHORT, Cli
+from support import Cli
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 GOLDEN = json.loads(Path(__file__).with_name("golden_losses.json").read_text())
@@ -186,9 +186,9 @@ def test_the_recorded_times_add_up(two: Run) -> None:
             assert (steps["start_ns"][1:] >= steps["start_ns"][:-1] + steps["total_ns"][:-1]).all()
 
 
-def test_the_run_folder_is_like_any_other(two: Run, module_cli: Cli) -> None:
+def test_the_run_folder_is_like_any_other(two: Run, module_cli: Cli, alone: dict[str, Any]) -> None:
     """Key for key what a recipe's run leaves, so whatever reads runs can read these."""
-    recipe = Run(Path(module_cli.run(*SHORT, "epochs=1", "max_steps=2", "threads=1")["run"]))
+    recipe = Run(Path(alone["run"]))
     assert two.epochs()[0].keys() == recipe.epochs()[0].keys()
     assert two.epochs(1)[0].keys() == recipe.epochs(0)[0].keys()
     missing = recipe.summary().keys() - two.summary().keys()  # type: ignore[union-attr]

@@ -417,17 +417,13 @@ def test_a_network_namespace_is_a_host_of_its_own() -> None:
     assert inside.stdout.split("|")[:2] == here.split("|")[:2], "the same machine and boot"
 
 
-@pytest.mark.parametrize("words", [("ranks=2",), ("ranks=4",), ("ranks=2", "strategy=flat")], ids=" ".join)
+# Two ranks with DDP are in test_verify.py.
+@pytest.mark.parametrize("words", [("ranks=4",), ("ranks=2", "strategy=flat")], ids=" ".join)
 def test_runs_compute_what_one_process_computes(module_cli: Cli, alone: Any, words: tuple[str, ...]) -> None:
     run = module_cli.run(*SHORT, "threads=1", "backend=shm", *words)
     assert run["ranks_agree"]
     assert run["train_loss"] == pytest.approx(alone["train_loss"], rel=1e-5)
     assert run["test_loss"] == pytest.approx(alone["test_loss"], rel=1e-5)
-
-
-def test_verify_passes(cli: Cli) -> None:
-    result = cli("verify", "data=embedded", "global_batch=24", "optimizer.lr=0.005", "backend=shm")
-    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_kill_9_in_a_run_ends_all_and_names_the_rank(cli: Cli) -> None:

@@ -148,8 +148,9 @@ def test_two_nodes_compute_what_one_process_computes(on_cluster: Cli, alone: dic
     """In a folder whose name has all that a shell, sbatch and srun could misunderstand."""
     on_cluster.runs = on_cluster.folder / "50% $(of) 'my' runs"
     on_cluster.environment["LOCKSTEP_RUNS"] = str(on_cluster.runs)
-    document = on_cluster.run(*SHORT, *ON_SLURM, "hosts=2", "ranks=2", "slurm.partition=test", "slurm.time=00:10:00")
+    document = on_cluster.run(*SHORT, *ON_SLURM, "hosts=2", "ranks=4", "slurm.partition=test", "slurm.time=00:10:00")
     assert_same_as_alone(document, alone)
+    assert len(document["ranks"]) == 4
     run = Run.find("last", on_cluster.runs)
     assert run.status()["state"] == "done"
     record = read_json(run.folder / "job.json") or {}
@@ -157,9 +158,8 @@ def test_two_nodes_compute_what_one_process_computes(on_cluster: Cli, alone: dic
     assert [path.name for path in on_cluster.runs.iterdir()] == [run.id], "nothing was written beside the run"
 
 
-@pytest.mark.parametrize("ranks_by", ["srun", "torchrun"])
-def test_four_ranks_on_two_nodes(on_cluster: Cli, alone: dict[str, Any], ranks_by: str) -> None:
-    document = on_cluster.run(*SHORT, *ON_SLURM, "hosts=2", "ranks=4", f"slurm.ranks_by={ranks_by}")
+def test_four_ranks_on_two_nodes_by_torchrun(on_cluster: Cli, alone: dict[str, Any]) -> None:
+    document = on_cluster.run(*SHORT, *ON_SLURM, "hosts=2", "ranks=4", "slurm.ranks_by=torchrun")
     assert_same_as_alone(document, alone)
     assert len(document["ranks"]) == 4
 

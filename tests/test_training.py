@@ -19,7 +19,7 @@ from lockstep.measure.records import read_steps
 from lockstep.recipe import Recipe
 from lockstep.run import Run
 from lockstep.verify import step_losses
-from support import SHORT, Cli
+from support import SHORT, Cli, train_here
 
 # The first losses of the short recipe, from a run of one process with one thread. A change that should not alter the
 # mathematics must give them again; processors differ in the last digits only.
@@ -172,7 +172,7 @@ def test_batches_equal_a_naive_reader(normalize: Any, memory_format: torch.memor
 
 
 def test_max_steps_stops_in_the_middle_of_an_epoch(module_cli: Cli) -> None:
-    document = module_cli.run(*SHORT, "max_steps=17")
+    document = train_here(module_cli.runs, *SHORT, "max_steps=17")
     assert document["steps"] == 17
     assert [epoch["samples"] for epoch in document["epochs"]] == [703, 96]
 
@@ -192,7 +192,7 @@ def test_a_rank_without_samples_takes_part(module_cli: Cli) -> None:
     """Nine samples over two ranks with batches of eight: the last batch has one sample, and rank 0 has none of it."""
     words = ("data=embedded", "train_limit=9", "test_limit=3", "global_batch=8", "epochs=3", "seed=1")
     two = Run(Path(module_cli.run(*words, "ranks=2", "threads=1")["run"]))
-    one = Run(Path(module_cli.run(*words, "threads=1")["run"]))
+    one = Run(Path(train_here(module_cli.runs, *words, "threads=1")["run"]))
     assert read_steps(two.rank_folder(0) / "steps.bin")["samples"].tolist() == [4, 0] * 3
     np.testing.assert_allclose(step_losses(two), step_losses(one), rtol=1e-5)
 
@@ -207,9 +207,8 @@ def test_sgd_with_momentum_equals_the_textbook(module_cli: Cli) -> None:
         "shuffle=false",
         "seed=1",
     )
-    document = module_cli.run(
-        *words, "optimizer.name=sgd", "optimizer.lr=0.1", "optimizer.momentum=0.9", "optimizer.weight_decay=0.01"
-    )
+    optimizer = ("optimizer.name=sgd", "optimizer.lr=0.1", "optimizer.momentum=0.9", "optimizer.weight_decay=0.01")
+    document = train_here(module_cli.runs, *words, *optimizer, "threads=1")
     ours = torch.load(Path(document["run"]) / "model.pt", weights_only=True)
     data = open_data("embedded", quiet=True)
     model = models.build(Recipe(seed=1))

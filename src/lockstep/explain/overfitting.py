@@ -27,7 +27,7 @@ def answer(evidence: Evidence) -> list[Finding]:
     best = turning_point(test)
     numbers = [int(epoch["epoch"]) for epoch in epochs]
     rise = statistics.fmean(test[-2:]) - test[best]
-    gap = float(epochs[-1]["train_accuracy"]) - float(epochs[-1]["test_accuracy"])
+    gap = float(epochs[-1]["train_accuracy"] or 0.0) - float(epochs[-1]["test_accuracy"] or 0.0)
     figures = {
         "best_epoch": numbers[best],
         "rise": rise,

@@ -128,7 +128,11 @@ def as_kernels(content: Mapping[str, Any]) -> dict[str, Any]:
             add(name, 1, computed)
         if step.buckets:
             for bucket in step.buckets:
-                add(f"ncclKernel {backend} all_reduce bucket {bucket.index}", 2 + bucket.index, [(bucket.begin, bucket.end)])
+                add(
+                    f"ncclKernel {backend} all_reduce bucket {bucket.index}",
+                    2 + bucket.index,
+                    [(bucket.begin, bucket.end)],
+                )
         else:
             add(f"ncclKernel {backend} exchange", 2, step.communicating)
     about = {**content["lockstep"], "note": "a CPU's phases, shown as kernels of a device"}

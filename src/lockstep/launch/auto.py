@@ -24,14 +24,6 @@ def choose_backend(recipe: Recipe, placement: Placement) -> tuple[Placement, str
     if placement.backend != "auto" or placement.ranks == 1 or not here:
         return placement, ""
     measured = any(cell.ranks == placement.ranks for cell in store.load())
-    size = _gradient_bytes(recipe) if measured else 0
+    size = models.trained_size(recipe)[1] if measured else 0
     backend, why = choose.best(size, placement.ranks, among=CANDIDATES[placement.launcher])
     return msgspec.structs.replace(placement, backend=backend), why
-
-
-def _gradient_bytes(recipe: Recipe) -> int:
-    """Known for the published nets; a model of the user's own has to be built, which takes torch's two seconds."""
-    info = models.CATALOGUE.get(recipe.model)
-    if info and not recipe.model_args:
-        return 4 * info.parameters
-    return sum(p.numel() * p.element_size() for p in models.build(recipe).parameters() if p.requires_grad)

@@ -10,16 +10,14 @@ from lockstep.run import Spec
 
 
 def exchanged_bytes(spec: Spec) -> dict[str, Any]:
-    """Gradient bytes per step and rank. Counting parameters needs the model, and so torch; a few seconds."""
+    """Gradient bytes per step and rank."""
     if spec.plan.ranks == 1:
         return {"bytes_per_step": 0, "line": "one rank: nothing is exchanged"}
     if spec.options.script:
         return {"bytes_per_step": None, "line": f"what {spec.recipe.model} exchanges is known to itself"}
     from lockstep import models
 
-    model = models.build(spec.recipe)
-    parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    payload = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    parameters, payload = models.trained_size(spec.recipe)
     ranks = spec.plan.ranks
     # A ring all-reduce sends every byte twice, less the part that is already in place.
     sent = 2 * payload * (ranks - 1) // ranks

@@ -100,6 +100,15 @@ def build(recipe: Recipe) -> nn.Module:
     return model
 
 
+def trained_size(recipe: Recipe) -> tuple[int, int]:
+    """Trained parameters, and their bytes. Known for the published nets as they are; others are built, which takes torch's two seconds."""
+    info = CATALOGUE.get(recipe.model)
+    if info and not recipe.model_args and recipe.regularize.batch_norm == "off":
+        return info.parameters, 4 * info.parameters
+    trained = [p for p in build(recipe).parameters() if p.requires_grad]
+    return sum(p.numel() for p in trained), sum(p.numel() * p.element_size() for p in trained)
+
+
 # What a model has to be built with: the layer that a user's own model needs where it takes no such argument.
 _LAYERS = {"dropout": "Dropout", "batch_norm": "BatchNorm2d"}
 

@@ -27,7 +27,7 @@ def predicted(base: Spec, most_cores: int, weak: Sequence[bool]) -> Predicted:
     from lockstep.predict.here import here
     from lockstep.predict.scaling import table
 
-    if base.plan.ranks != 1 or base.options.script:
+    if not weak or base.plan.ranks != 1 or base.options.script:
         return Predicted([])
     try:
         recipe, placement, _ = here(base.recipe, base.placement)

@@ -84,12 +84,14 @@ def seconds_to(epochs: Sequence[dict[str, Any]], target: float | None) -> float 
     spent: float = 0.0
     for epoch in epochs:
         spent += float(epoch["train_seconds"])
-        if target is not None and epoch["test_accuracy"] >= target:
+        if target is not None and epoch["test_accuracy"] is not None and epoch["test_accuracy"] >= target:
             return spent
     return None
 
 
 def common_target(cells: Sequence[Sequence[Sample]]) -> float | None:
     """The accuracy that every finished run reached at some time, rounded down to a tenth of a point."""
-    best = [max(e["test_accuracy"] for e in found.epochs) for cell in cells for found in cell if found.epochs]
+    curves = [[e["test_accuracy"] for e in found.epochs] for cell in cells for found in cell]
+    # A loop of the user's own need not test.
+    best = [max(values) for curve in curves if (values := [value for value in curve if value is not None])]
     return int(min(best) * 1000) / 1000 if best else None

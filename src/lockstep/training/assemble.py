@@ -21,7 +21,6 @@ from lockstep.errors import InputError
 from lockstep.measure.recorder import Recorder
 from lockstep.models import layers
 from lockstep.parallel import group, strategies, zero
-from lockstep.parallel.ddp import Ddp
 from lockstep.parallel.ranks import Rank
 from lockstep.parallel.strategies import Strategy
 from lockstep.recipe import MAY_CHANGE, Recipe
@@ -65,8 +64,9 @@ def assemble(run: Run, spec: Spec, rank: Rank, device: torch.device) -> Assembly
         group.join(placement, rank, run.folder)
     compile_seconds = compiling.compile_model(model, precision, placement, plan, data, rank) if recipe.compile else 0.0
     strategy = strategies.build(placement.strategy, model, placement, device)
-    if recorder.trace is not None and isinstance(strategy, Ddp):
-        strategy.watch(recorder.trace)
+    watch: Callable[[Any], None] | None = getattr(strategy, "watch", None)
+    if recorder.trace is not None and watch is not None:
+        watch(recorder.trace)
     train.keyed = train.keyed or layers.needs_keys(model)
     optimizer = build_optimizer(spec, model, strategy)
     stepper = Stepper(
