@@ -68,7 +68,9 @@ def answer(evidence: Evidence) -> list[Finding]:
 def _how(best: Group, evidence: Evidence) -> str:
     """What to type: a cell's settings are in its study, others are their own name."""
     in_study = best.done[0].run.id in evidence.cells
-    return f"the settings of this cell: lockstep show {best.done[0].run.id}" if in_study else best.name.replace(", ", " ")
+    return (
+        f"the settings of this cell: lockstep show {best.done[0].run.id}" if in_study else best.name.replace(", ", " ")
+    )
 
 
 def _middle(group: Group, target: float | None) -> float | None:
