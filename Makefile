@@ -31,7 +31,8 @@ test: setup  ## Run every test; CI runs this.
 	@bash .ci/slurm
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not alone' --durations=25 || \
 		$(BIN)/python -m pytest -n 0 --last-failed --last-failed-no-failures none -m 'not alone'
-	$(BIN)/python -m pytest -n 0 -m alone
+	$(BIN)/python -m pytest -n 0 -m alone || \
+		$(BIN)/python -m pytest -n 0 --last-failed --last-failed-no-failures none -m alone
 
 lint: setup  ## Check style and types.
 	$(BIN)/ruff check src tests benchmarks

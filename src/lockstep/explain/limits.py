@@ -26,8 +26,13 @@ def answer(evidence: Evidence) -> list[Finding]:
     base = ways.get("together") or ways.get("plain")
     if base is None:
         return [*_from_run(evidence)]
-    found = [*_loader(evidence, ways, base), *_batch(evidence, ways, base), *_threads(evidence, ways, base)]
-    return found or [_none(ways, base)]
+    others = [*_loader(evidence, ways, base), *_batch(evidence, ways, base)]
+    threads = [*_threads(evidence, ways, base)]
+    if crowded(evidence):
+        # Threads that take turns make every call long, so all that saves calls seems to help: it is a symptom of theirs.
+        most = max((each.cost for each in others), default=0.0)
+        threads = [msgspec.structs.replace(each, cost=max(each.cost, most)) for each in threads]
+    return [*threads, *others] or [_none(ways, base)]
 
 
 def gain(way: Way, base: Way, samples: float = 1.0) -> tuple[float, float, float]:

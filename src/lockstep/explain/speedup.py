@@ -60,8 +60,9 @@ def _measured(evidence: Evidence, ways: dict[str, Way]) -> Finding:
     by_round = sorted(w / t for w, t in zip(whole.by_round, together.by_round, strict=True))
     loss = step - parts["ideal"]
     causes = {cause: parts[cause] for cause in CAUSES}
-    # Threads without a core of their own are a cause with an analyzer of its own (limits), as is a slow rank (straggler).
-    own = {c: s for c, s in causes.items() if c != "waiting" and not (c == "contention" and crowded(evidence))}
+    # A slow rank has an analyzer of its own (straggler), and so have threads without a core (limits), which inflate all but the exchange.
+    left_out = {"waiting"} | ({"batch", "wrapper", "contention"} if crowded(evidence) else set())
+    own = {cause: seconds for cause, seconds in causes.items() if cause not in left_out}
     first = max(own, key=lambda cause: own[cause])
     figures: dict[str, Any] = {
         "speed_up": speed_up,
