@@ -22,6 +22,7 @@ from benchmarks.sections import (
     listing,
     loader,
     peers,
+    predict,
     scaling,
     slow_link,
     start,
@@ -40,6 +41,7 @@ SECTIONS: dict[str, Callable[[Settings], record.Section]] = {
     "slow-link": slow_link.measure,
     "listing": listing.measure,
     "explain": explain.measure,
+    "predict": predict.measure,
 }
 RESULTS = ROOT / "benchmarks" / "results"
 QUICK = {"repeats": 2, "samples": 3200}

@@ -98,6 +98,8 @@ class Cluster:
     software: Software
     spare: bool = False
     """Whether the hosts have cores to spare, so that moving data takes none from computing."""
+    detour_s: float = 0.0
+    """What a hop between hosts takes beside software and link: emulated ones are reached through a busy machine."""
 
     @property
     def ranks(self) -> int:
@@ -112,7 +114,7 @@ class Cluster:
         software, link = self.software, self.link
         protocol = PROTOCOLS.get(software.backend, SENDS_AT_ONCE)
         transfer = max(software.moving(size), 8 * size / link.rate if link.rate else 0.0)
-        return software.latency + protocol.delays(size) * link.delay_s + transfer
+        return software.latency + protocol.delays(size) * link.delay_s + transfer + self.detour_s
 
 
 def ring(cluster: Cluster, size: float) -> Cost:
