@@ -253,10 +253,10 @@ def process(code: str, *words: str) -> Iterator[subprocess.Popen[str]]:
     try:
         yield started
     finally:
-        started.kill()
-        started.communicate()
         if child:
             os.kill(child, signal.SIGKILL)
+        started.kill()
+        started.communicate()
 
 
 def watched_by(run: Run, pid: int, **more: Any) -> Run:

@@ -34,6 +34,11 @@ def browser() -> Iterator[Any]:
         opened.close()
 
 
+def until(page: Any, expression: str) -> None:
+    """Asked from here again and again: the page's policy forbids the browser's driver to do so by itself."""
+    wait_for(lambda: page.evaluate(expression), what=expression)
+
+
 class Served:
     """A server of a folder of runs, and pages of it with all that went wrong in them."""
 
@@ -73,8 +78,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         opened.end()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1400, 400])
+@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (400, "dark")])
 def test_every_page_is_drawn_without_an_error_and_fits(browser: Any, served: Served, width: int, scheme: str) -> None:
     served.problems.clear()
     for path, sign in (
@@ -102,7 +106,7 @@ def test_names_and_logs_stay_text(browser: Any, served: Served) -> None:
     assert page.locator("img").count() == 0
     page.goto(f"{served.base}/run?id=broken")
     page.locator("select").select_option("1")
-    page.wait_for_function("document.querySelector('.log').textContent.includes('out of memory')")
+    until(page, "document.querySelector('.log').textContent.includes('out of memory')")
     assert "<script>alert(2)</script>" in page.locator(".log").text_content()
     page.goto(f"{served.base}/study?id=mine")
     page.wait_for_selector("#main figure")
@@ -117,21 +121,21 @@ def test_the_list_sorts_filters_and_turns_pages_with_keys(browser: Any, served: 
     page.wait_for_selector(".runs tbody tr")
     assert page.evaluate(NAMES)[:2] == [HOSTILE, "broken"], "newest first"
     page.locator(".pager button", has_text="next").press("Enter")
-    page.wait_for_function("document.querySelectorAll('.runs tbody tr').length === 16")
+    until(page, "document.querySelectorAll('.runs tbody tr').length === 16")
     head = page.locator(".runs thead th", has_text="training time")
     head.locator("button").press("Enter")
-    page.wait_for_function("document.querySelector('.runs tbody th').textContent === 'plain-17'")  # 7 * 17 % 60 + 1 = 60
+    until(page, "document.querySelector('.runs tbody th').textContent === 'plain-17'")  # 7 * 17 % 60 + 1 = 60
     assert head.get_attribute("aria-sort") == "descending"
     head.locator("button").press("Enter")
-    page.wait_for_function("document.querySelector('.runs tbody th').textContent === 'plain-00'")
+    until(page, "document.querySelector('.runs tbody th').textContent === 'plain-00'")
     page.locator("input[type=search]").fill("plain-3")
-    page.wait_for_function("document.querySelectorAll('.runs tbody tr').length === 10")
+    until(page, "document.querySelectorAll('.runs tbody tr').length === 10")
     assert page.evaluate(NAMES) == sorted(page.evaluate(NAMES), key=lambda name: int(name[6:]) * 7 % 60)
     page.reload()
-    page.wait_for_function("document.querySelectorAll('.runs tbody tr').length === 10")
+    until(page, "document.querySelectorAll('.runs tbody tr').length === 10")
     page.locator("input[type=search]").fill("")
     page.locator(".group", has_text="failed").press("Enter")
-    page.wait_for_function("document.querySelectorAll('.runs tbody tr').length === 1")
+    until(page, "document.querySelectorAll('.runs tbody tr').length === 1")
     assert page.evaluate(NAMES) == ["broken"]
     page.context.close()
     assert served.problems == []
@@ -161,10 +165,10 @@ def test_a_new_run_appears_in_the_list(browser: Any, tmp_path: Path, monkeypatch
         assert "no runs here yet" in page.locator(".empty").text_content()
         run = folders.run("late", state="running")
         run.write_status("running", supervisor_pid=os.getpid(), host=platform.node())
-        page.wait_for_function("document.querySelectorAll('.runs tbody tr').length === 1")
+        until(page, "document.querySelectorAll('.runs tbody tr').length === 1")
         assert page.locator(".runs .state").text_content() == "●running"
         run.write_status("done")
-        page.wait_for_function("document.querySelector('.runs .state').textContent === '✓done'")
+        until(page, "document.querySelector('.runs .state').textContent === '✓done'")
         page.context.close()
         assert served.problems == []
     finally:
@@ -239,7 +243,7 @@ def test_a_plot_that_is_being_read_is_left_alone(browser: Any, tmp_path: Path, m
         time.sleep(2.5)
         assert figure.get_attribute("data-mine") == "1"
         page.mouse.move(1, 1)
-        page.wait_for_function("!document.querySelector('figure[id=\"loss-by-step\"]').dataset.mine")
+        until(page, "!document.querySelector('figure[id=\"loss-by-step\"]').dataset.mine")
         page.context.close()
         assert served.problems == []
     finally:

@@ -135,7 +135,7 @@ def test_a_stream_follows_a_run_to_its_end(ask: Asked, folders: Folders) -> None
     run.write_status("done")
     rest = events(answer, "ended")
     assert [data["state"] for name, data in rest if name in ("state", "ended")] == ["done", "done"]
-    assert answer.readline() == b"", "the stream ends with the run"
+    assert answer.read() == b"\n", "the stream ends with the run"
     assert [name for name, _ in events(ask.open("/events/run?id=live"), "ended")] == ["state", "ended"]
     assert ask("/events/run?id=live&rank=2")[0] == 400
 

@@ -116,7 +116,7 @@ shapes = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=90, deadline=None, derandomize=True)
 @given(shapes, st.integers(1, 11), st.integers(1, 19), st.booleans())
 def test_any_shape_and_layout(shape: dict[str, int], channels: int, width: int, winograd: bool) -> None:
     kernel = 3 if winograd else shape["kernel"]
@@ -322,18 +322,22 @@ BAD = {
     "whole numbers": torch.zeros(2, 4, 8, 8, dtype=torch.int64),
     "dimensions": torch.zeros(4, 8),
     "too small": torch.zeros(2, 4, 2, 2),
-    "another device": torch.zeros(2, 4, 8, 8, device="meta"),
 }
 
 
 @pytest.mark.parametrize("what", BAD)
 def test_bad_input_gets_pytorchs_own_words(what: str) -> None:
     conv, plain = FusedConvReLU(4, 8, 3), nn.Conv2d(4, 8, 3)
-    with pytest.raises((RuntimeError, NotImplementedError)) as theirs:
+    with pytest.raises(RuntimeError) as theirs:
         plain(BAD[what])
-    with pytest.raises(type(theirs.value)) as ours:
+    with pytest.raises(RuntimeError) as ours:
         conv(BAD[what])
     assert str(ours.value).splitlines()[0] == str(theirs.value).splitlines()[0]
+
+
+def test_tensors_of_another_device_go_to_pytorch() -> None:
+    conv = FusedConvReLU(4, 8, 3, padding=1, pool=True, device="meta")
+    assert conv(torch.zeros(2, 4, 8, 8, device="meta")).shape == (2, 8, 4, 4)
 
 
 def test_a_second_derivative_is_an_error_and_not_wrong() -> None:

@@ -38,7 +38,7 @@ def test_ranks_of_two_launchers_train_what_one_process_trains(module_cli: Cli, a
         assert mine["int8_accuracy"] == pytest.approx(one["int8_accuracy"], abs=0.03)
         assert mine["int8_accuracy"] == pytest.approx(mine["test_accuracy"], abs=0.02)
     assert spawn["int8_accuracy"] == spawn["epochs"][-1]["int8_accuracy"]
-    assert alone["epochs"][-1]["int8_loss"] < 0.8 * alone["epochs"][0]["int8_loss"], "it does not learn"
+    assert alone["epochs"][-1]["int8_loss"] < 0.9 * alone["epochs"][0]["int8_loss"], "it does not learn"
 
 
 def test_resumed_it_ends_bit_for_bit_as_if_nothing_had_happened(module_cli: Cli, alone: dict[str, Any]) -> None:

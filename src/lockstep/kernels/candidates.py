@@ -20,6 +20,7 @@ from torch.nn import functional
 from lockstep.kernels import dispatch, op
 from lockstep.kernels.dispatch import Way
 from lockstep.measure.hardware import cpu_support
+from lockstep.models.nets import without_onednn
 
 
 class Shape(msgspec.Struct, frozen=True):
@@ -125,8 +126,7 @@ def _settings(
     """What else PyTorch has on this device."""
     if device == "cuda":
         return [_eager("cudnn off", shape, given, grad, lambda: torch.backends.cudnn.flags(enabled=False))]
-    off = _eager("onednn off", shape, given, grad, lambda: torch.backends.mkldnn.flags(enabled=False))  # type: ignore[no-untyped-call]
-    found = [off]
+    found = [_eager("onednn off", shape, given, grad, without_onednn)]
     if cpu_support()["bf16"]:  # without the instructions it takes twenty times as long
         found.append(_eager("bf16", shape, tuple(tensor.bfloat16() for tensor in last), grad.bfloat16()))
     return found if shape.pool else [*found, _onednn_fused(shape, last, grad)]

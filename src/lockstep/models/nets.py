@@ -10,6 +10,8 @@ the mean takes it out again, and what is left of its gradient is rounding, which
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -135,6 +137,17 @@ class ConvWithoutOneDnn(nn.Conv2d):
         return result
 
 
+@contextmanager
+def without_onednn() -> Iterator[None]:
+    """As torch.backends.mkldnn.flags(enabled=False), which also sets what is for other devices, and warns of it."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
 class _WithoutOneDnn(torch.autograd.Function):
     """PyTorch's switch holds for the whole process, and which library computes a gradient is decided only when it is computed."""
 
@@ -142,14 +155,14 @@ class _WithoutOneDnn(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         ctx.biased = bias is not None
-        with torch.backends.mkldnn.flags(enabled=False):  # type: ignore[no-untyped-call]
+        with without_onednn():
             return torch.conv2d(x, weight, bias, padding=1)
 
     @staticmethod
     def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         ones = [1, 1]
-        with torch.backends.mkldnn.flags(enabled=False):  # type: ignore[no-untyped-call]
+        with without_onednn():
             grads: tuple[torch.Tensor | None, ...] = torch.ops.aten.convolution_backward(
                 outer[0], x, weight, [weight.shape[0]], ones, ones, ones, False, [0, 0], 1,
                 [ctx.needs_input_grad[0], True, ctx.biased],

@@ -113,6 +113,7 @@ def lower(module: fx.GraphModule, kernels: type[Kernels], outputs: dict[str, Num
             # Past the dequantize; a dynamic layer also past the quantize.
             new = net.call_module(name, (source.args[0] if spot.source else source.args[0].args[0],))
         (behind or last).replace_all_uses_with(new)
+    net.eliminate_dead_code()  # what was taken over no longer counts as a user
     for number, node in enumerate(list(net.nodes)):
         if node.target is _decomposed.quantize_per_tensor.default and node.users:
             module.add_submodule(f"bytes_{number}", kernels.quantize(_numbers(node)))
