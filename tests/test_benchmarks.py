@@ -224,6 +224,9 @@ def test_default_runs_everything_and_is_no_trial() -> None:
         "listing",
         "explain",
         "predict",
+        "dashboard",
+        "quantization",
+        "kernels",
     } == set(sections)
     assert (settings.repeats, settings.samples, trial) == (5, None, False)
     assert folder.name == "results"
