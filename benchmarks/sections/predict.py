@@ -35,7 +35,9 @@ def measure(settings: Settings) -> Section:
     ]
     if found["detours_ms"]:
         own = ", ".join(f"{each:.2f}" for each in found["detours_ms"])
-        section.notes.append(f"A hop between emulated hosts takes {own} ms by itself, which the predictions for links contain.")
+        section.notes.append(
+            f"A hop between emulated hosts takes {own} ms by itself, which the predictions for links contain."
+        )
     section.notes += [
         f"{case['what']}: {case['fit']}, {case['placement']}: {case['error']:+.1%}" for case in found["cases"]
     ]

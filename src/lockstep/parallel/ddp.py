@@ -124,7 +124,9 @@ class Exchanges:
         begin = perf_counter_ns()
         # Every link of a chain of futures wakes Python up in another thread: where we do the exchange ourselves, ours is the only one.
         ours = self._hook is _average
-        future: torch.futures.Future[Any] = _start_average(self._state, bucket) if ours else self._hook(self._state, bucket)
+        future: torch.futures.Future[Any] = (
+            _start_average(self._state, bucket) if ours else self._hook(self._state, bucket)
+        )
         launched = perf_counter_ns()
         index, size = bucket.index(), bucket.buffer().nbytes
 

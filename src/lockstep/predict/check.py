@@ -244,7 +244,8 @@ def _drift(fits: dict[str, list[Fit]]) -> float:
     """How much the machine itself changed its speed between two fits of the same placement: the largest change."""
     changes = [
         statistics.median(
-            two.seconds / one.seconds - 1 for one, two in zip(before.compute.sharing, after.compute.sharing, strict=True)
+            two.seconds / one.seconds - 1
+            for one, two in zip(before.compute.sharing, after.compute.sharing, strict=True)
         )
         for made in fits.values()
         for before, after in pairwise(made)

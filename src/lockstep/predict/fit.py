@@ -20,7 +20,18 @@ from lockstep.run import read_json, write_atomic
 
 FORMAT = 2
 # What a step's time depends on; seeds, learning rates and numbers of epochs change none of it.
-_RECIPE = ("model", "model_args", "data", "normalize", "augment", "precision", "regularize", "compile", "fused", "quantize")
+_RECIPE = (
+    "model",
+    "model_args",
+    "data",
+    "normalize",
+    "augment",
+    "precision",
+    "regularize",
+    "compile",
+    "fused",
+    "quantize",
+)
 _PLACEMENT = ("ranks", "threads", "pin", "device", "backend", "strategy", "ddp", "memory_format")
 
 
@@ -33,7 +44,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     beyond: float
     """Of these, what it takes longer than the same without exchange: the middle over rounds."""
     spread: float
-    """Of that difference between rounds."""
+    """The standard error of that."""
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):

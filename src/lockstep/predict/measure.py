@@ -98,9 +98,13 @@ def _trial(recipe: Recipe, global_batch: int) -> Recipe:
 def _compute(ways: dict[str, Way], ranks: int) -> Compute:
     alone = [way for name, way in ways.items() if name == "plain" or name.startswith("plain@")]
     sharing = [way for name, way in ways.items() if name == "apart" or name.startswith("apart@")]
-    wrapped = [(way, ways[name.replace("wrapped", "plain")]) for name, way in ways.items() if name.startswith("wrapped")]
+    wrapped = [
+        (way, ways[name.replace("wrapped", "plain")]) for name, way in ways.items() if name.startswith("wrapped")
+    ]
     found = [_difference(*pair) for pair in wrapped]
-    wrapper = float(np.average([one for one, _ in found], weights=[spread**-2 for _, spread in found])) if found else 0.0
+    wrapper = (
+        float(np.average([one for one, _ in found], weights=[spread**-2 for _, spread in found])) if found else 0.0
+    )
     return Compute(ranks=ranks, wrapper=wrapper, alone=_points(alone), sharing=_points(sharing))
 
 
@@ -133,10 +137,11 @@ def _together(ways: dict[str, Way]) -> list[Measured]:
 
 
 def _difference(one: Way, other: Way) -> tuple[float, float]:
-    """By how much the first takes longer: the middle over rounds, and how far rounds are from it."""
+    """By how much the first takes longer: the middle over rounds, and its standard error (from the middle deviation, as of a normal one)."""
     found = np.array(one.beyond(other))
     middle = float(np.median(found))
-    return middle, max(SHORTEST_S, float(np.median(np.abs(found - middle))))
+    deviation = 1.48 * float(np.median(np.abs(found - middle)))
+    return middle, max(SHORTEST_S, 1.25 * deviation / len(found) ** 0.5)
 
 
 def _noise(run: Path, way: Way) -> list[float]:

@@ -15,6 +15,9 @@ from lockstep.predict.fit import Fit
 from lockstep.predict.messages import ROUNDS, Message, exposed, messages
 from lockstep.predict.waiting import slowest
 
+# A slope counts from so many of its standard errors on.
+SURE = 2.0
+
 
 @dataclass(frozen=True)
 class Case:
@@ -65,7 +68,11 @@ class Step:
 def predict(fit: Fit, case: Case) -> Step:
     """The step, with what the closed form missed where this host's ranks were measured together."""
     step = bare(fit, case)
-    return step if case.ranks == 1 else replace(step, exchange=step.exchange + missed(fit) / (rounds(fit, case) or 1))
+    return (
+        step
+        if case.ranks == 1
+        else replace(step, exchange=step.exchange + missed(fit, case.micro) / (rounds(fit, case) or 1))
+    )
 
 
 def bare(fit: Fit, case: Case) -> Step:
@@ -103,10 +110,11 @@ def sent(fit: Fit, case: Case) -> list[Message]:
     return messages(placement, fit.gradients)
 
 
-def missed(fit: Fit) -> float:
+def missed(fit: Fit, micro: float) -> float:
     """Seconds of an exchange that the closed form does not account for: measured in training, beyond what it says of the same placement.
 
-    Messages measured one after the other find their code and data in the caches; those of a training step do not.
+    Messages measured one after the other find their code and data in the caches; those of a training step do not, and where much is
+    exchanged, computing beside it is slower. So it may grow with the batch; it is taken to do so where that is surer than noise.
     """
     if not fit.together:
         return 0.0
@@ -114,6 +122,15 @@ def missed(fit: Fit) -> float:
     left = []
     for one in fit.together:
         known = bare(fit, Case(micro=one.samples, per_host=fit.placement.ranks))
-        left.append(one.beyond - known.exchange - known.waiting)
+        left.append((one.beyond - known.exchange - known.waiting) * every)
+    samples = np.array([one.samples for one in fit.together], dtype=float)
     # Long steps differ by more from round to round than an exchange takes: each counts by how sure it is.
-    return float(np.average(left, weights=[one.spread**-2 for one in fit.together])) * every
+    weights = np.array([(one.spread * every) ** -2 for one in fit.together])
+    middle, mean = np.average(left, weights=weights), np.average(samples, weights=weights)
+    across = float(np.sum(weights * (samples - mean) ** 2))
+    if not across:
+        return float(middle)
+    slope = float(np.sum(weights * (samples - mean) * (left - middle))) / across
+    if abs(slope) < SURE * across**-0.5:
+        return float(middle)
+    return float(middle + slope * (np.clip(micro, samples.min(), samples.max()) - mean))
