@@ -232,8 +232,13 @@ def onnx_call() -> Call:
         nodes.append(helper.make_node("MaxPool", [f"r{i}"], [f"p{i}"], kernel_shape=[2, 2], strides=[2, 2]))
         at = f"p{i}"
     nodes += [helper.make_node("Flatten", [at], ["f"]), helper.make_node("Gemm", ["f", "w3", "b3"], ["y"], transB=1)]
-    ends = [helper.make_tensor_value_info(*end) for end in (("x", TensorProto.FLOAT, ["n", 1, 28, 28]), ("y", TensorProto.FLOAT, ["n", 10]))]
-    model = helper.make_model(helper.make_graph(nodes, "d", ends[:1], ends[1:], weights), opset_imports=[helper.make_opsetid("", 17)])
+    ends = [
+        helper.make_tensor_value_info(*end)
+        for end in (("x", TensorProto.FLOAT, ["n", 1, 28, 28]), ("y", TensorProto.FLOAT, ["n", 10]))
+    ]
+    model = helper.make_model(
+        helper.make_graph(nodes, "d", ends[:1], ends[1:], weights), opset_imports=[helper.make_opsetid("", 17)]
+    )
     model.ir_version = 9
     onnx.checker.check_model(model)
     options = onnxruntime.SessionOptions()

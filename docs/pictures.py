@@ -28,6 +28,7 @@ from lockstep.cli.demo import render
 HERE = Path(__file__).parent
 LOCKSTEP = str(Path(sys.executable).with_name("lockstep"))
 MOST_BYTES = 200_000
+WIDTH = 1000
 
 # As rich's own, without the web font that it would fetch.
 FORMAT = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
@@ -47,7 +48,7 @@ FORMAT = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="htt
 """
 
 STUDY = """
-about = "What a second core brings, with the same global batch and with twice of it."
+about = "What a second core brings at the same recipe, and what the way of the exchange has to do with it."
 baseline = "1 rank"
 repeats = 3
 metrics = ["seconds", "images_per_second", "accuracy", "memory"]
@@ -62,11 +63,12 @@ optimizer.lr = 1e-3
 threads = 1
 [cells."1 rank"]
 ranks = 1
-[cells."2 ranks"]
+[cells."2 ranks, gloo"]
 ranks = 2
-[cells."2 ranks, batch 256"]
+backend = "gloo"
+[cells."2 ranks, shm"]
 ranks = 2
-global_batch = 256
+backend = "shm"
 """
 
 
@@ -96,22 +98,30 @@ def pages() -> None:
         folder = Path(name)
         (folder / "two-cores.toml").write_text(STUDY)
         call(folder, "study", "run", "two-cores.toml", "--quiet")
-        last = json.loads(call(folder, "runs", "--json", "--all"))[-1]["id"]
+        runs = json.loads(call(folder, "runs", "--json", "--all"))
+        last = next(run["id"] for run in reversed(runs) if "shm" in run["id"])
         call(folder, "explain", last, "--measure", "--seconds", "8")
         call(folder, "report", "two-cores", "-o", "report.html")
         for scheme, picture in (("light", "report"), ("dark", "report-dark")):
-            page = new_page(browser, scheme, 1100)
+            page = new_page(browser, scheme, 1900)
             page.goto((folder / "report.html").as_uri())
             page.wait_for_selector("figure svg, figure canvas")
             page.wait_for_timeout(500)
             keep(page, picture)
-        shown = call(folder, "show", "last", "--plot", COLUMNS="100", FORCE_COLOR="1")
-        out = terminal("$ lockstep show last")
-        out.print(Text.from_ansi(shown.rpartition("\n" + name)[0] or shown))
-        page = new_page(browser, "light", 700)
-        page.set_content(f'<body style="margin:0">{out.export_svg(code_format=FORMAT, title="lockstep show")}</body>')
-        keep(page, "terminal", "svg")
+        show(browser, call(folder, "show", last, "--plot", COLUMNS="100", FORCE_COLOR="1"))
         live(folder, browser)
+
+
+def show(browser: Any, text: str) -> None:
+    """What `lockstep show` prints at a terminal."""
+    out = terminal("$ lockstep show last")
+    out.print(Text.from_ansi("\n".join(text.splitlines()[:-1]) + "\n"))  # the last line is a path
+    whole = FORMAT.replace(
+        'width="{terminal_width}" height="{terminal_height}" rx', 'width="{width}" height="{height}" rx'
+    )
+    page = new_page(browser, "dark", 700)
+    page.set_content(f'<body style="margin:0">{out.export_svg(code_format=whole, title="lockstep show")}</body>')
+    keep(page, "terminal", "svg")
 
 
 def live(folder: Path, browser: Any) -> None:
@@ -130,7 +140,7 @@ def live(folder: Path, browser: Any) -> None:
         text = ""
         while not text.endswith("}\n"):
             text += server.stdout.readline()
-        page = new_page(browser, "light", 1000)
+        page = new_page(browser, "light", 1530)
         page.goto(json.loads(text)["address"])
         page.locator(".state.running").first.wait_for(timeout=60_000)
         page.locator(".runs tbody a").first.click()
@@ -170,14 +180,18 @@ def new_page(browser: Any, scheme: str, height: int) -> Any:
 
 
 def keep(page: Any, name: str, part: str | None = None) -> None:
-    """In as many colours as a page has: a quarter of the size, and no difference to the eye."""
+    """As wide as a README shows it, in 256 colours: a quarter of the size, and no difference to the eye."""
     from PIL import Image
 
-    data = page.locator(part).screenshot() if part else page.screenshot()
+    data = page.locator(part).first.screenshot() if part else page.screenshot()
     path = HERE / "pictures" / f"{name}.png"
     path.parent.mkdir(exist_ok=True)
     with Image.open(io.BytesIO(data)) as picture:
-        picture.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+        small = picture.convert("RGB").resize(
+            (WIDTH, picture.height * WIDTH // picture.width), Image.Resampling.LANCZOS
+        )
+        # Not by how often a colour is there: the curves' own are rare.
+        small.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
     size = path.stat().st_size
     print(f"{path.name}: {size / 1e3:.0f} kB")
     if size > MOST_BYTES:

@@ -21,7 +21,7 @@ import pytest
 from lockstep.dashboard import stopping
 from lockstep.dashboard.listing import PAGE, Listing, Query
 from lockstep.dashboard.live import LIVE_PLOTS, LiveRun
-from lockstep.dashboard.maker import Asked, make
+from lockstep.dashboard.maker import PEERS_EACH_WAY, Asked, _subject, make
 from lockstep.dashboard.security import Refused
 from lockstep.dashboard.steps import STRETCHES, LiveSteps
 from lockstep.dashboard.tail import TAIL_BYTES, Records, Text
@@ -135,6 +135,18 @@ def test_live_plots_are_those_of_the_report(folders: Folders) -> None:
     assert not set(left) & set(LIVE_PLOTS), "what is drawn live is not in the report as well"
 
 
+def test_a_run_among_many_is_explained_beside_those_of_its_time(folders: Folders) -> None:
+    for number in range(2 * PEERS_EACH_WAY + 9):
+        folders.run(f"run-{number:03d}", msgspec.structs.replace(RECIPE, seed=number), count=1)
+    folders.run("run-004-other", msgspec.structs.replace(RECIPE, seed=4, model="cifar-vgg"), count=1)
+    folders.run("run-005-failed", msgspec.structs.replace(RECIPE, seed=5), state="failed", count=1)
+    found = _subject(Asked(runs=[str(folders.root / "run-006")]))
+    expected = [f"run-{number:03d}" for number in range(6 + PEERS_EACH_WAY + 1) if number != 6]
+    assert [run.id for run in found.peers] == ["run-006", *expected]
+    alone = make(Asked(runs=[str(folders.root / "run-005-failed")]))
+    assert alone.parts[0].findings[0].findings[0].verdict == "failed: rank 1: MemoryError"
+
+
 # ---------------------------------------------------------------- lines and logs
 
 
@@ -187,7 +199,9 @@ def test_the_list_is_filtered_sorted_and_cut_into_pages(folders: Folders) -> Non
     for number in range(PAGE + 7):
         recipe = msgspec.structs.replace(RECIPE, seed=number)
         seconds = float((number * 37) % 101 + 1)
-        folders.run(f"run-{number:02d}", recipe, ALONE, seconds, state="failed" if number % 10 == 3 else "done", count=1)
+        folders.run(
+            f"run-{number:02d}", recipe, ALONE, seconds, state="failed" if number % 10 == 3 else "done", count=1
+        )
     listing = Listing(folders.root)
     everything = listing.view(Query())
     assert [row["id"] for row in everything["rows"]] == [f"run-{n:02d}" for n in range(PAGE + 6, 6, -1)], "newest first"
@@ -200,7 +214,7 @@ def test_the_list_is_filtered_sorted_and_cut_into_pages(folders: Folders) -> Non
     slow = listing.view(Query(sort="train_seconds", down=True, page=2))["rows"]
     assert [row["train_seconds"] for row in slow][-6:] == [None] * 6, "those without a time come last, both ways"
     failed = listing.view(Query(state="failed"))
-    assert {row["id"] for row in failed["rows"]} == {f"run-{n}3" for n in range(6)} 
+    assert {row["id"] for row in failed["rows"]} == {f"run-{n}3" for n in range(6)}
     assert [row["id"] for row in listing.view(Query.of({"words": "EMBEDDED un-4"}))["rows"]][-1] == "run-40"
     for bad in ({"sort": "__class__"}, {"page": "0"}, {"page": "-1"}, {"page": "1e3"}, {"page": "²"}):
         with pytest.raises(Refused):

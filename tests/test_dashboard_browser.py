@@ -39,6 +39,13 @@ def until(page: Any, expression: str) -> None:
     wait_for(lambda: page.evaluate(expression), what=expression)
 
 
+def seen(page: Any, figure: str) -> bytes:
+    """A plot as it is painted now; it may be replaced at any moment, so the place is looked at and not the element."""
+    place = f"(({{x, y, width, height}}) => ({{x, y, width, height}}))(document.getElementById('{figure}').getBoundingClientRect())"
+    picture: bytes = page.screenshot(clip=page.evaluate(place))
+    return picture
+
+
 class Served:
     """A server of a folder of runs, and pages of it with all that went wrong in them."""
 
@@ -69,7 +76,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         folders = isolated(tmp_path_factory.mktemp("dashboard"), patch)
         study_folder(folders, {HOSTILE: (RECIPE, ALONE), "two": (RECIPE, BOTH)}, 2)
         for number in range(60):
-            folders.run(f"plain-{number:02d}", msgspec.structs.replace(RECIPE, seed=100 + number), ALONE, float((number * 7) % 60 + 1))
+            folders.run(
+                f"plain-{number:02d}",
+                msgspec.structs.replace(RECIPE, seed=100 + number),
+                ALONE,
+                float((number * 7) % 60 + 1),
+            )
         folders.run(HOSTILE, msgspec.structs.replace(RECIPE, seed=999))
         broken = folders.run("broken", msgspec.structs.replace(RECIPE, seed=998), state="failed")
         (broken.rank_folder(1) / "log.txt").write_text("<script>alert(2)</script>\nout of memory\n")
@@ -188,9 +200,9 @@ def test_a_real_run_moves_its_curves_and_is_stopped(browser: Any, cli: Cli) -> N
         plot.wait_for()
         page.wait_for_selector("#main section")
         assert page.locator("figure[id='loss-by-step']").count() == 1, "live, and not in the report as well"
-        before = plot.screenshot()
+        before = seen(page, "loss-by-step")
         page.locator("figure[id='accuracy']").wait_for()
-        wait_for(lambda: plot.screenshot() != before, what="the curve to move")
+        wait_for(lambda: seen(page, "loss-by-step") != before, what="the curve to move")
         assert page.locator(".ranks li").count() == 2
         page.locator("button.danger", has_text="Stop …").click()
         page.locator("dialog input").fill("wrong")

@@ -39,7 +39,9 @@ class Asked:
         self.server.shutdown()
         self.thread.join()
 
-    def open(self, path: str, method: str = "GET", body: str = "", hosts: tuple[str, ...] | None = None, **headers: str) -> HTTPResponse:
+    def open(
+        self, path: str, method: str = "GET", body: str = "", hosts: tuple[str, ...] | None = None, **headers: str
+    ) -> HTTPResponse:
         connection = HTTPConnection("127.0.0.1", self.port, timeout=20)
         connection.putrequest(method, path, skip_host=True)
         for host in (f"127.0.0.1:{self.port}",) if hosts is None else hosts:
@@ -107,7 +109,14 @@ def events(answer: HTTPResponse, upto: str) -> list[tuple[str, Any]]:
 def test_pages_reports_and_streams(ask: Asked, folders: Folders) -> None:
     folders.run("two", placement=ALONE)
     study_folder(folders, {"a": (RECIPE, ALONE), "b": (RECIPE, BOTH)}, 2)
-    for path in ("/", "/run?id=one", "/compare?id=one&id=two", "/study?id=mine", "/assets/run.js", "/assets/dashboard.css"):
+    for path in (
+        "/",
+        "/run?id=one",
+        "/compare?id=one&id=two",
+        "/study?id=mine",
+        "/assets/run.js",
+        "/assets/dashboard.css",
+    ):
         assert ask(path)[0] == 200, path
     assert json.loads(ask("/api/runs?sort=id&down=0")[1])["rows"][0]["id"] == "one"
     for path, kind, name in (
@@ -164,7 +173,16 @@ def test_a_folder_that_is_cut_off_breaks_nothing(ask: Asked, folders: Folders) -
 def test_only_the_dashboards_own_names_are_answered(ask: Asked) -> None:
     for host in (f"127.0.0.1:{ask.port}", f"localhost:{ask.port}", "localhost", "LOCALHOST:9999", f"[::1]:{ask.port}"):
         assert ask("/", hosts=(host,))[0] == 200, host
-    bad = ("evil.example", f"evil.example:{ask.port}", "", "127.0.0.1.evil.example", "10.0.0.1", "127.0.0.1@evil.example", "localhost:x", "[::1")
+    bad = (
+        "evil.example",
+        f"evil.example:{ask.port}",
+        "",
+        "127.0.0.1.evil.example",
+        "10.0.0.1",
+        "127.0.0.1@evil.example",
+        "localhost:x",
+        "[::1",
+    )
     for host in bad:
         assert ask("/", hosts=(host,))[0] == 421, host
         assert ask("/api/runs", hosts=(host,))[0] == 421, host
@@ -225,9 +243,32 @@ def test_another_machine_needs_the_token_to_look(folders: Folders) -> None:
 # ---------------------------------------------------------------- what can be read
 
 
-@pytest.mark.parametrize("name", ["../secret", "..", ".", "", "/etc", "one/../../secret", "%2e%2e/secret", "..%2fsecret", "one%00", "studies/mine", "%ff%fe", ".index.sqlite"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../secret",
+        "..",
+        ".",
+        "",
+        "/etc",
+        "one/../../secret",
+        "%2e%2e/secret",
+        "..%2fsecret",
+        "one%00",
+        "studies/mine",
+        "%ff%fe",
+        ".index.sqlite",
+    ],
+)
 def test_no_path_is_made_of_what_is_asked(ask: Asked, name: str) -> None:
-    for path in (f"/run?id={name}", f"/api/report?id={name}", f"/events/run?id={name}", f"/study?id={name}", f"/api/report?study={name}x", f"/compare?id=one&id={name}"):
+    for path in (
+        f"/run?id={name}",
+        f"/api/report?id={name}",
+        f"/events/run?id={name}",
+        f"/study?id={name}",
+        f"/api/report?study={name}x",
+        f"/compare?id=one&id={name}",
+    ):
         assert ask(path)[0] == 404, path
     assert ask(f"/assets/{name}")[0] in (400, 404)
     assert ask(f"/{name}")[0] in (200, 400, 404), "'/' and './' are the list"
@@ -278,7 +319,9 @@ def test_the_command_serves_until_it_is_interrupted(cli: Cli) -> None:
     # Without torch: a laptop that looks at a cluster's runs need not have it.
     code = "import sys; sys.modules['torch'] = None\nsys.argv = ['lockstep', *sys.argv[1:]]\nfrom lockstep.cli import main\nmain()"
     words = ["dashboard", "--port", "0", "--no-open", "--json"]
-    started = subprocess.Popen([sys.executable, "-c", code, *words], env=cli.environment, cwd=cli.folder, text=True, stdout=-1, stderr=-1)
+    started = subprocess.Popen(
+        [sys.executable, "-c", code, *words], env=cli.environment, cwd=cli.folder, text=True, stdout=-1, stderr=-1
+    )
     assert started.stdout is not None
     text = ""
     while not text.endswith("}\n"):

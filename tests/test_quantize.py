@@ -15,6 +15,7 @@ from lockstep.errors import InputError
 from lockstep.models.nets import cifar_vgg, mnist_convnet
 from lockstep.quantize import convert, engines, fold, graph
 from lockstep.quantize.layers import Int8Conv2d, Int8Linear, use_kernels
+from lockstep.quantize.own import WinogradConv
 from lockstep.quantize.scheme import Numbers, Scheme, from_range, input_integers, weight_integers, weight_scales
 
 SCHEMES = [
@@ -321,18 +322,28 @@ def test_every_engine_computes_the_graph(method: str) -> None:
         assert spoilt(call, expected, values) < allowed, engine
 
 
-def test_a_wide_net_on_onednn_kernels() -> None:
-    values = images(4, 3, 32, 32)
+def test_a_wide_net_on_onednn_kernels_and_on_our_own() -> None:
+    values = images(6, 3, 32, 32)
     net = cifar_vgg().eval()
     prepared = static(net, values)
     assert len(prepared.chosen) == 9
     model = convert.convert(prepared)
     with torch.no_grad():
         expected = model(values)
-    call = engines.build("onednn", graph.exported(model, values[:2]).module(check_guards=False), values)
+    module = graph.exported(model, values[:2]).module(check_guards=False)
+    call = engines.build("onednn", module, values)
     assert spoilt(call, expected, values) < 0.2
     use_kernels(model)
     assert spoilt(model, expected, values) < 0.2
+    if "winograd" in engines.missing():
+        pytest.skip(f"--engine winograd: {engines.missing()['winograd']}")
+    own = engines.build("winograd", module, values)
+    taken = [layer for layer in own.modules() if isinstance(layer, WinogradConv)]  # type: ignore[attr-defined]
+    # The first has three channels only; every second one of the others has its pool inside.
+    assert [layer.pool for layer in taken] == [True, False, True, False, True]
+    with torch.no_grad():
+        assert spoilt(own, call(values), values) < 0.05
+        torch.testing.assert_close(own(values[:1]), own(values)[:1])
 
 
 def test_an_engine_that_is_not_here_gets_the_list_of_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,7 @@ def in_process(cli: Cli, run: str = "net", **wish: Any) -> dict[str, Any]:
     from lockstep.quantize.job import Wish, quantize
     from lockstep.run import Run
 
-    return quantize(Run(cli.runs / run), Wish(**wish), lambda text: None)
+    return quantize(Run(cli.runs / run), Wish(onnx=False, **wish), lambda text: None)
 
 
 OWN = """
@@ -128,20 +128,23 @@ class Net(nn.Module):
 
 def test_a_model_of_ones_own_with_an_operator_that_cannot_be_quantized(trained: Cli) -> None:
     (trained.folder / "own.py").write_text(OWN)
-    run = train_here(trained.runs, "data=embedded", f"model={trained.folder}/own.py:Net", "train_limit=640", "threads=1")
-    shown = trained("quantize", run["id"], "--engine", "x86", "--profile")
+    run = train_here(
+        trained.runs, "data=embedded", f"model={trained.folder}/own.py:Net", "train_limit=640", "threads=1"
+    )
+    shown = trained("quantize", run["id"], "--engine", "qnnpack", "--profile", "--no-onnx")
     assert shown.returncode == 0, shown.stderr
     words = " ".join(shown.stdout.split())
     assert "engines here: onednn, " in words
     assert "a part is quantized only; still in fp32: up (ConvTranspose2d)" in words
     assert "computed in fp32 between the layers: conv_transpose2d, sigmoid" in words
-    assert "torch's profiler does not see the memory of x86's quantized tensors" in words
+    assert "torch's profiler does not see qnnpack give back the memory of its tensors" in words
     assert "Operators of int8" in words
     assert "quantized::conv2d_relu" in words
     report = json.loads((trained.runs / run["id"] / "quantized" / "static" / "report.json").read_text())
     assert [row["layer"] for row in report["layers"] if row["quantized"]] == ["conv", "head"]
     assert report["agreement"]["int8 with fp32"] > 0.95
     assert report["published"] == []
+    assert report["calibration"].startswith("640 images of embedded's training set")
 
 
 def test_dynamic_and_quantization_aware_fine_tuning_of_the_same_run(trained: Cli) -> None:
@@ -180,9 +183,8 @@ def test_times_and_memory_are_measured_by_routes_in_turns(trained: Cli) -> None:
         assert {name: len(times) for name, times in samples.items()} == {"fp32 eager": 4, "int8 onednn": 4}
         assert min(min(times) for times in samples.values()) > 0
     assert {name: len(times) for name, times in answer["cpu"]["2"].items()} == {"fp32 eager": 4, "int8 onednn": 4}
-    grown = timing.memory(request, lambda text: None, ["int8 onednn", "int8 nonsense"])
+    grown = timing.memory(request, lambda text: None, ["int8 onednn"])
     assert grown[0]["growth_bytes"] > 128 * 28 * 28, "less than its first layer's input in bytes"
-    assert "here are: onednn" in grown[1]["failed"]
     made = {"fp32 eager": [4.0, 2.0, 3.0], "int8 x86": [1.0, 1.0, 1.0]}
     row = timing._row(1, 16, "int8 x86", made)
     assert (row["speed_up"], row["seconds"], row["images_per_second"]) == (3.0, 1.0, 16.0)

@@ -1,19 +1,16 @@
-"""Lockstep's own int8 convolution, against whole numbers in float64; and nets on it, against oneDNN's kernels."""
+"""Lockstep's own int8 convolution, against whole numbers in float64. A whole net on it is in test_quantize.py."""
 
 from __future__ import annotations
-
-import itertools
 
 import pytest
 import torch
 from torch import nn
 
 from lockstep.errors import InputError
-from lockstep.models.nets import cifar_vgg
-from lockstep.quantize import convert, engines, graph, native
+from lockstep.quantize import engines, native
 from lockstep.quantize.kernels import Spot
 from lockstep.quantize.own import WinogradConv, can
-from lockstep.quantize.scheme import Numbers, Scheme
+from lockstep.quantize.scheme import Numbers
 
 here = pytest.mark.skipif(bool(native.why_not()), reason=f"--engine winograd: {native.why_not()}")
 
@@ -60,7 +57,7 @@ def test_the_bytes_are_those_of_whole_numbers(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        for relu, top, pool in itertools.product((False, True), (127, 255), (False, True)):
+        for relu, top, pool in ((False, 127, False), (True, 127, True), (True, 255, False), (False, 255, True)):
             spot = spot_of(outputs, channels, padding, relu, top)
             assert can(spot, integers=True)
             layer = WinogradConv(spot)
@@ -89,23 +86,6 @@ def test_the_largest_numbers_do_not_overflow() -> None:
     )
     values = torch.full((1, 1024, 4, 4), 255, dtype=torch.uint8)
     assert (WinogradConv(spot)(values) - by_hand(spot, values)).abs().max() <= 0.501
-
-
-@here
-def test_a_wide_net_computes_what_onednn_computes() -> None:
-    torch.manual_seed(3)
-    images = torch.randn(6, 3, 32, 32)
-    prepared = convert.prepare(cifar_vgg().eval(), images[:2], "static", Scheme())
-    convert.calibrate(prepared, [images])
-    module = graph.exported(convert.convert(prepared), images[:2]).module(check_guards=False)
-    ours, theirs = (engines.build(name, module, images) for name in ("winograd", "onednn"))
-    own = [layer for layer in ours.modules() if isinstance(layer, WinogradConv)]  # type: ignore[attr-defined]
-    # The first has three channels only; every second one has its pool inside.
-    assert [layer.pool for layer in own] == [True, False, True, False, True]
-    with torch.no_grad():
-        expected = theirs(images)
-        assert (ours(images) - expected).abs().max() < 0.05 * expected.std()
-        torch.testing.assert_close(ours(images[:1]), ours(images)[:1])
 
 
 def test_other_layers_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,8 +34,8 @@ def test_ranks_of_two_launchers_train_what_one_process_trains(module_cli: Cli, a
     assert torchrun["ranks_agree"]
     assert spawn["weights_sha256"] == torchrun["weights_sha256"]
     for mine, one in zip(spawn["epochs"], alone["epochs"], strict=True):
-        assert mine["train_loss"] == pytest.approx(one["train_loss"], rel=0.01)
-        assert mine["int8_accuracy"] == pytest.approx(one["int8_accuracy"], abs=0.03)
+        assert mine["train_loss"] == pytest.approx(one["train_loss"], rel=1e-3)
+        assert mine["int8_accuracy"] == pytest.approx(one["int8_accuracy"], abs=0.01)
         assert mine["int8_accuracy"] == pytest.approx(mine["test_accuracy"], abs=0.02)
     assert spawn["int8_accuracy"] == spawn["epochs"][-1]["int8_accuracy"]
     assert alone["epochs"][-1]["int8_loss"] < 0.9 * alone["epochs"][0]["int8_loss"], "it does not learn"
@@ -50,7 +50,7 @@ def test_resumed_it_ends_bit_for_bit_as_if_nothing_had_happened(module_cli: Cli,
 
 def test_the_int8_file_of_a_run_has_the_ranges_of_its_training(alone: dict[str, Any]) -> None:
     run = Run(Path(alone["run"]))
-    found = quantize(run, Wish(method="qat"), lambda text: None)
+    found = quantize(run, Wish(method="qat", onnx=False), lambda text: None)
     assert found["calibration"] == "ranges of the run's own training on embedded's training set"
     assert found["accuracy"]["fake"] == alone["test_accuracy"]
     assert found["accuracy"]["int8"] == pytest.approx(alone["int8_accuracy"], abs=0.01)

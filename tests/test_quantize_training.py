@@ -30,7 +30,6 @@ from lockstep.placement import Placement, share_of
 from lockstep.quantize import training
 from lockstep.quantize.fake import FakeConv2d, FakeLinear
 from lockstep.recipe import Recipe, Regularize
-from lockstep.resolve import resolve
 from lockstep.training import optimizers
 from lockstep.training.evaluate import Evaluation, evaluate
 from lockstep.training.precision import Precision

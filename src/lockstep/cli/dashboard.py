@@ -44,7 +44,9 @@ def command(runs: Path | None, port: int, host: str, opens: bool, as_json: bool)
 
     root = runs_root(runs)
     if not root.is_dir():
-        raise InputError(f"--runs {root}: there is no such folder yet: start a run with 'lockstep run', or name another")
+        raise InputError(
+            f"--runs {root}: there is no such folder yet: start a run with 'lockstep run', or name another"
+        )
     server = Server(root, host, port)
     _say(server, root, as_json)
     if opens and has_desktop():
@@ -66,7 +68,9 @@ def _say(server: Server, root: Path, as_json: bool) -> None:
         click.echo(f"Dashboard of {root}: {server.address}")
         note("Ctrl-C ends it; runs go on. The token in the address is what stops a run: keep it to yourself.")
     if guard.open:
-        note("it can be reached from other machines, without encryption: where you do not trust the network, use ssh -L")
+        note(
+            "it can be reached from other machines, without encryption: where you do not trust the network, use ssh -L"
+        )
     sys.stdout.flush()
 
 

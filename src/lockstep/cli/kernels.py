@@ -37,7 +37,13 @@ def command() -> None:
 
 
 @command.command("bench", epilog=EPILOG)
-@click.option("--shape", "shapes", multiple=True, metavar="IN-OUT-SIZE[-1x1|-5x5][-pool][-first][-last]", help="Only this layer; may be repeated.")
+@click.option(
+    "--shape",
+    "shapes",
+    multiple=True,
+    metavar="IN-OUT-SIZE[-1x1|-5x5][-pool][-first][-last]",
+    help="Only this layer; may be repeated.",
+)
 @click.option("--batch", "batches", type=click.IntRange(1), multiple=True, help="Unstated: 1, 32, 128 and 256.")
 @click.option("--threads", type=click.IntRange(1), multiple=True, help="Unstated: 1 and all cores.")
 @click.option("--rounds", type=click.IntRange(1), help="Rounds over all ways. Unstated: 7, quick 3.")
@@ -45,7 +51,12 @@ def command() -> None:
 @click.option("--compile", "compiled", is_flag=True, help="torch.compile too, which takes a minute for each layer.")
 @click.option("--brief", is_flag=True, help="Only PyTorch's operators as they are, and ours.")
 @click.option("--keep", is_flag=True, help="Keep the times for this machine: FusedConvReLU then chooses by them.")
-@click.option("--table", "into", type=click.Path(dir_okay=False, path_type=Path), help="Write these times to a file, as kernels/table.json has them.")
+@click.option(
+    "--table",
+    "into",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write these times to a file, as kernels/table.json has them.",
+)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", help="Unstated: cpu.")
 @json_option
 def bench(
@@ -89,14 +100,22 @@ def bench(
                 note(f"{shape.name}, batch {batch}, {count} thread{'s' * (count > 1)}")
                 cells.append(measure(shape, batch, count, how))
     _report(cells, roofs, keep, into, as_json)
-    wrong = [(cell, timing) for cell in cells for timing in cell.timings if timing.error > WRONG.get(timing.way, WRONG_USUALLY)]
+    wrong = [
+        (cell, timing)
+        for cell in cells
+        for timing in cell.timings
+        if timing.error > WRONG.get(timing.way, WRONG_USUALLY)
+    ]
     if wrong:
         cell, timing = wrong[0]
-        raise RunFailed(f"kernels bench: {timing.way} on {cell.shape.name} gave a WRONG result (error {timing.error:.1e})")
+        raise RunFailed(
+            f"kernels bench: {timing.way} on {cell.shape.name} gave a WRONG result (error {timing.error:.1e})"
+        )
 
 
 def _check_device(device: str, kept: bool) -> None:
     import torch
+
     from lockstep.errors import InputError, RunFailed
     from lockstep.kernels import native
 
@@ -104,7 +123,9 @@ def _check_device(device: str, kept: bool) -> None:
         if not torch.cuda.is_available():
             raise InputError("--device cuda: PyTorch finds no GPU here: leave it out")
         if kept:
-            raise InputError("--keep and --table are for the CPU, where there is a choice of ways: leave out --device cuda")
+            raise InputError(
+                "--keep and --table are for the CPU, where there is a choice of ways: leave out --device cuda"
+            )
     elif native.load() is None:
         raise RunFailed("kernels bench: there are no kernels to measure: install g++, or set CXX")
 
@@ -117,12 +138,13 @@ def parse_shape(text: str) -> Shape:
     from lockstep.errors import InputError
     from lockstep.kernels.candidates import Shape
 
-    numbers, words = [], []
-    for word in text.split("-"):
-        (numbers if word.isdigit() else words).append(word)
+    parts = text.split("-")
+    numbers, words = [part for part in parts if part.isdigit()], [part for part in parts if not part.isdigit()]
     kernels = {"1x1": 1, "5x5": 5}
     if len(numbers) != 3 or set(words) - {"pool", "first", "last", *kernels} or "0" in numbers:
-        raise InputError(f"--shape {text}: write channels, output channels and size, as 3-32-32, then -5x5, -pool, -first, -last")
+        raise InputError(
+            f"--shape {text}: write channels, output channels and size, as 3-32-32, then -5x5, -pool, -first, -last"
+        )
     kernel = next((size for word, size in kernels.items() if word in words), 3)
     channels, width, size = map(int, numbers)
     return Shape(channels, width, size, "pool" in words, "first" not in words, "last" in words, kernel)
@@ -130,6 +152,7 @@ def parse_shape(text: str) -> Shape:
 
 def _report(cells: list[Cell], roofs: dict[int, Roof], keep: bool, into: Path | None, as_json: bool) -> None:
     import msgspec
+
     from lockstep.kernels import native, table
     from lockstep.measure.environment import cpu_model, version_of
     from lockstep.placement import cores
@@ -150,12 +173,31 @@ def _report(cells: list[Cell], roofs: dict[int, Roof], keep: bool, into: Path | 
     if as_json:
         print_json(document)
         return
-    headers = ["layer", "batch", "threads", "way", "forward ms", "backward ms", "forward", "backward", "both", "error", "GFLOP/s", "GB/s"]
+    headers = [
+        "layer",
+        "batch",
+        "threads",
+        "way",
+        "forward ms",
+        "backward ms",
+        "forward",
+        "backward",
+        "both",
+        "error",
+        "GFLOP/s",
+        "GB/s",
+    ]
     for cell in cells:
-        print_table(headers, [_line(cell, i, roofs[cell.threads]) for i in range(len(cell.timings))], right=range(4, 12))
+        print_table(
+            headers, [_line(cell, i, roofs[cell.threads]) for i in range(len(cell.timings))], right=range(4, 12)
+        )
     out = console()
-    out.print("forward, backward, both: how many times as fast as PyTorch's own operators (torch). Chosen ways are marked *.")
-    out.print("GFLOP/s: the definition's operations, so Winograd may pass 100 %; in brackets the part of what this machine reaches.")
+    out.print(
+        "forward, backward, both: how many times as fast as PyTorch's own operators (torch). Chosen ways are marked *."
+    )
+    out.print(
+        "GFLOP/s: the definition's operations, so Winograd may pass 100 %; in brackets the part of what this machine reaches."
+    )
     if keep:
         out.print(f"Kept in {document['kept_in']}", markup=False, soft_wrap=True)
 

@@ -59,9 +59,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> list[int
 @click.option(
     "--bits", type=click.Choice(["7", "8"]), default="7", show_default=True, help="Of inputs; 8 needs a CPU with VNNI."
 )
-@click.option(
-    "--calibrate", type=click.IntRange(min=1), default=1024, show_default=True, help="static: so many images."
-)
+@click.option("--calibrate", type=click.IntRange(min=1), help="static: so many images (1,024, or all there are).")
 @click.option(
     "--epochs", type=click.IntRange(1, 100), default=1, show_default=True, help="qat of a run trained without it."
 )
@@ -84,6 +82,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> list[int
     show_default=True,
     help="--measure: numbers of threads.",
 )
+@click.option("--onnx/--no-onnx", default=True, help="Write ONNX files too, where the extra 'onnx' is installed.")
 @click.option("--profile", is_flag=True, help="Also torch's table of operators, for fp32 and int8.")
 @runs_option
 @data_root_option
@@ -95,13 +94,14 @@ def command(
     weights: Any,
     activations: Any,
     bits: str,
-    calibrate: int,
+    calibrate: int | None,
     epochs: int,
     sensitivity: bool,
     measure: bool,
     compiled: bool,
     batches: list[int],
     threads: list[int],
+    onnx: bool,
     profile: bool,
     runs: Path | None,
     data_root: Path | None,
@@ -122,6 +122,7 @@ def command(
         sensitivity=sensitivity,
         measure=measure,
         compiled=compiled,
+        onnx=onnx,
         profile=profile,
         batches=batches,
         threads=threads,

@@ -93,7 +93,9 @@ def _make(asked: Asked) -> bytes:
             command, input=msgspec.json.encode(asked), env=environment, capture_output=True, timeout=PATIENCE_S
         )
     except subprocess.TimeoutExpired:
-        raise Refused(504, f"the report was not ready after {PATIENCE_S:.0f} s: 'lockstep report' makes it as a file") from None
+        raise Refused(
+            504, f"the report was not ready after {PATIENCE_S:.0f} s: 'lockstep report' makes it as a file"
+        ) from None
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines()
         raise Refused(500, said[-1] if said else "the report could not be made")

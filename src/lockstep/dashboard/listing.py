@@ -21,7 +21,7 @@ from lockstep.study.plan import Planned
 PAGE = 50
 LEAST_S = 1.0
 # Looking may take this share of one core: the runs need the others, and this one.
-SHARE = 0.05
+SHARE = 0.03
 SORTS = (
     "created",
     "id",

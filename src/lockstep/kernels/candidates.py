@@ -100,14 +100,16 @@ class Candidate:
 
 
 def candidates(shape: Shape, batch: int, compiled: bool, brief: bool = False, device: str = "cpu") -> list[Candidate]:
-    """"torch" first: what the others are compared with. `brief`: nothing else but ours."""
+    """ "torch" first: what the others are compared with. `brief`: nothing else but ours."""
     planar = tuple(tensor.to(device) for tensor in _numbers(shape, batch))
     grad = _grad(shape, batch).to(device)
     last = (_last(planar[0]), _last(planar[1]), planar[2])
     given = last if shape.last else planar
     found = [_eager("torch", shape, given, grad)]
     if not brief:
-        found.append(_eager("contiguous" if shape.last else "channels_last", shape, planar if shape.last else last, grad))
+        found.append(
+            _eager("contiguous" if shape.last else "channels_last", shape, planar if shape.last else last, grad)
+        )
         found += _settings(shape, given, last, grad, device)
         if compiled:
             found.append(_compiled(shape, given, grad))
@@ -203,9 +205,7 @@ def _compiled(shape: Shape, numbers: tuple[Tensor, ...], grad: Tensor) -> Candid
 def _onednn_fused(shape: Shape, numbers: tuple[Tensor, ...], grad: Tensor) -> Candidate:
     """oneDNN's own fused operator, which has no way back."""
     x, weight, bias = (tensor.detach() for tensor in numbers)
-    packed = torch.ops.mkldnn._reorder_convolution_weight(
-        weight, [shape.padding] * 2, [1, 1], [1, 1], 1, list(x.shape)
-    )
+    packed = torch.ops.mkldnn._reorder_convolution_weight(weight, [shape.padding] * 2, [1, 1], [1, 1], 1, list(x.shape))
 
     def run() -> Tensor:
         result: Tensor = torch.ops.mkldnn._convolution_pointwise(

@@ -28,6 +28,8 @@ NEITHER = (Way.TORCH, Way.TORCH)
 LEAST_CHANNELS = 16
 # A way has to be faster by so much: what is within the noise of a measurement is not taken.
 MARGIN = 0.97
+# PyTorch's operators take some 15 µs longer inside of ours: only where that is little may one direction be theirs and the other ours.
+MIXED_MS = 0.5
 # A neighbour in the table may be so many doublings away, over channels, width, size and batch together.
 FAR = 3.0
 
@@ -42,7 +44,16 @@ def possible(channels: int, width: int, kernel: int, padding: int, dtype: torch.
 
 
 def rule(
-    batch: int, channels: int, width: int, height: int, breadth: int, kernel: int, padding: int, pool: bool, last: bool, dtype: torch.dtype
+    batch: int,
+    channels: int,
+    width: int,
+    height: int,
+    breadth: int,
+    kernel: int,
+    padding: int,
+    pool: bool,
+    last: bool,
+    dtype: torch.dtype,
 ) -> tuple[Way, Way]:
     """Without the table, for compiled graphs: few channels directly, many by Winograd's method if there are tiles enough."""
     ways = possible(channels, width, kernel, padding, dtype)
@@ -102,7 +113,9 @@ def _best(row: Row, ways: tuple[Way, ...]) -> tuple[Way, Way]:
         return way if times.get(way.name.lower(), 0) < MARGIN * times["torch"] else Way.TORCH
 
     if not row.pool:
-        return fastest(row.forward), fastest(row.backward)
+        ways_of = fastest(row.forward), fastest(row.backward)
+        mixed = (ways_of[0] is Way.TORCH) != (ways_of[1] is Way.TORCH)
+        return NEITHER if mixed and min(row.forward["torch"], row.backward["torch"]) < MIXED_MS else ways_of
     # What the way back of a pool needs is a thing of ours: both or neither.
     together = {name: row.forward[name] + row.backward[name] for name in row.forward}
     return fastest(together), fastest(together)

@@ -98,9 +98,9 @@ def register() -> bool:
         return False
     major, minor = torch.cuda.get_device_capability()
     functions = Functions(_compiled(nvcc, f"{major}{minor}"))
-    library = torch.library.Library("lockstep", "IMPL")
-    library.impl("conv_relu_forward", functions.forward, "CUDA")
-    library.impl("conv_relu_backward", functions.backward, "CUDA")
+    library = torch.library.Library("lockstep", "IMPL")  # type: ignore[no-untyped-call]
+    library.impl("conv_relu_forward", functions.forward, "CUDA")  # type: ignore[no-untyped-call]
+    library.impl("conv_relu_backward", functions.backward, "CUDA")  # type: ignore[no-untyped-call]
     _kept_alive.append(library)
     return True
 

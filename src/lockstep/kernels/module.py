@@ -25,7 +25,7 @@ class FusedConvReLU(nn.Conv2d):
         native.load()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         native.load()
 
     @classmethod
@@ -34,7 +34,7 @@ class FusedConvReLU(nn.Conv2d):
         made = cls(
             conv.in_channels,
             conv.out_channels,
-            conv.kernel_size,  # type: ignore[arg-type]  # square brackets of torch's own stubs
+            conv.kernel_size,
             conv.stride,
             conv.padding,
             conv.dilation,
@@ -54,9 +54,7 @@ class FusedConvReLU(nn.Conv2d):
         if self.padding_mode != "zeros":
             input = nn.functional.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             return op.plain(input, self.weight, self.bias, self.stride, 0, self.dilation, self.groups, self.pool)
-        return op.plain(
-            input, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups, self.pool
-        )
+        return op.plain(input, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups, self.pool)
 
     def _simple(self) -> bool:
         """Whether the fused operator can express it at all."""
@@ -71,4 +69,5 @@ class FusedConvReLU(nn.Conv2d):
         )
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}{', pool=True' if self.pool else ''}"
+        conv = super().extra_repr()  # type: ignore[no-untyped-call]
+        return f"{conv}{', pool=True' if self.pool else ''}"

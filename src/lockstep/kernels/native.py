@@ -62,7 +62,15 @@ class Native:
         return (y, code) if _done(answer) else None
 
     def backward(
-        self, grad: Tensor, x: Tensor, weight: Tensor, kept: Tensor, padding: int, pool: bool, winograd: bool, wants_x: bool
+        self,
+        grad: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        kept: Tensor,
+        padding: int,
+        pool: bool,
+        winograd: bool,
+        wants_x: bool,
     ) -> tuple[Tensor | None, Tensor, Tensor] | None:
         """The gradients of x (if it is wanted), weight and bias; `kept` is y, or with a pool its code."""
         x, last = _in_order(x)
@@ -134,15 +142,15 @@ def _numbers(
     return (ctypes.c_int64 * len(words))(*words), (batch, weight[0], *result)
 
 
-def check(
-    x: torch.Size, weight: torch.Size, padding: int, pool: bool, winograd: bool, dtype: torch.dtype
-) -> None:
+def check(x: torch.Size, weight: torch.Size, padding: int, pool: bool, winograd: bool, dtype: torch.dtype) -> None:
     """The module never asks for anything else; others get words instead of a crash."""
     if len(x) != 4 or len(weight) != 4 or x[1] != weight[1] or weight[2] != weight[3]:
         raise RuntimeError(f"conv_relu: input {tuple(x)} and weight {tuple(weight)} do not go together")
     kernel, least = weight[2], 2 if pool else 1
     if min(x[2:]) + 2 * padding - kernel + 1 < least or not 0 <= padding < kernel:
-        raise RuntimeError(f"conv_relu: a {kernel}x{kernel} kernel with padding {padding} does not fit input {tuple(x)}")
+        raise RuntimeError(
+            f"conv_relu: a {kernel}x{kernel} kernel with padding {padding} does not fit input {tuple(x)}"
+        )
     way = Way.WINOGRAD if winograd else Way.DIRECT
     if way not in dispatch.possible(x[1], weight[0], kernel, padding, dtype):
         raise RuntimeError(f"conv_relu: {way.name.lower()} does not compute {tuple(weight)} weights in {dtype}")

@@ -54,7 +54,7 @@ def plain(
     pool: bool,
 ) -> Tensor:
     """By PyTorch's own operators. The pool comes before the ReLU: the same numbers for a quarter of the ReLU's work."""
-    result = functional.conv2d(x, weight, bias, stride, padding, dilation, groups)  # type: ignore[arg-type]
+    result = functional.conv2d(x, weight, bias, stride, padding, dilation, groups)
     if pool:
         result = functional.max_pool2d(result, 2)
     return functional.relu(result)
@@ -74,7 +74,7 @@ class ConvRelu(torch.autograd.Function):
         y, code = forward(x, weight, bias, padding, pool, way, keep)
         ctx.save_for_backward(x, weight, code if pool else y)
         ctx.settings = padding, pool, way_back
-        return y  # type: ignore[no-any-return]
+        return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -82,8 +82,11 @@ class ConvRelu(torch.autograd.Function):
             raise RuntimeError("FusedConvReLU has no second derivative: use torch.nn.Conv2d and torch.nn.ReLU")
         x, weight, kept = ctx.saved_tensors
         wanted = ctx.needs_input_grad
-        backward = _backward if x.is_cpu and not torch.compiler.is_compiling() else torch.ops.lockstep.conv_relu_backward
-        grad_x, grad_weight, grad_bias = backward(grad, x, weight, kept, *ctx.settings, wanted[0])
+        backward = (
+            _backward if x.is_cpu and not torch.compiler.is_compiling() else torch.ops.lockstep.conv_relu_backward
+        )
+        padding, pool, way = ctx.settings
+        grad_x, grad_weight, grad_bias = backward(grad, x, weight, kept, padding, pool, way, wanted[0])
         return (
             grad_x if wanted[0] else None,
             grad_weight if wanted[1] else None,
@@ -105,7 +108,7 @@ def _forward(
     output = functional.conv2d(x, weight, bias, padding=padding)
     if not pool:
         return output.relu_(), None
-    y, index = functional.max_pool2d_with_indices(output, 2)
+    y, index = functional.max_pool2d_with_indices(output, (2, 2))
     row, column = index // output.shape[3], index % output.shape[3]
     code = (row % 2 * 2 + column % 2).to(torch.uint8).masked_fill_(y <= 0, CUT_OFF)
     return y.relu_(), code
@@ -143,7 +146,18 @@ def _ways(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, pool: bo
     elif x.dtype != dtype or (bias is not None and bias.dtype != dtype):
         return dispatch.NEITHER
     batch, channels, height, width = x.shape
-    words = (batch, channels, weight.shape[0], height, width, weight.shape[2], padding, pool, native.last_order(x), dtype)
+    words = (
+        batch,
+        channels,
+        weight.shape[0],
+        height,
+        width,
+        weight.shape[2],
+        padding,
+        pool,
+        native.last_order(x),
+        dtype,
+    )
     if torch.compiler.is_compiling():  # shapes may be symbols here, which the table does not know
         return dispatch.rule(*words)
     kernels = native.load() if type(x) is Tensor else None

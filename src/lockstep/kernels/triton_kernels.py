@@ -124,7 +124,9 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor, padding: int, pool: bool = 
     y = x.new_empty((batch, width, *size))
     code = torch.empty_like(y, dtype=torch.uint8) if pool else y
     grid = (triton.cdiv(size[0] * size[1], PIXELS), triton.cdiv(width, CHANNELS), batch)
-    _forward[grid](x, weight, bias, y, code, channels, width, height, breadth, *size, padding, kernel, pool, PIXELS, CHANNELS)
+    _forward[grid](
+        x, weight, bias, y, code, channels, width, height, breadth, *size, padding, kernel, pool, PIXELS, CHANNELS
+    )
     return y, code
 
 

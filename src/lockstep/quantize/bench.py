@@ -75,7 +75,9 @@ def main(path: Path) -> dict[str, Any]:
         return {"growth_bytes": growth, "failed": failed}
     times = {str(batch): _times(made, subject, batch, request, failed) for batch in request.batches}
     return {
-        "samples": {batch: {name: [wall for wall, _ in pairs] for name, pairs in of.items()} for batch, of in times.items()},
+        "samples": {
+            batch: {name: [wall for wall, _ in pairs] for name, pairs in of.items()} for batch, of in times.items()
+        },
         "cpu": {batch: {name: [cpu for _, cpu in pairs] for name, pairs in of.items()} for batch, of in times.items()},
         "failed": failed,
     }

@@ -17,20 +17,27 @@ from lockstep.quantize.scheme import WEIGHT_TOP, Numbers, Scheme, from_range, we
 SMALL = 8192
 
 
-def _rounded(values: Tensor, numbers: Numbers) -> Tensor:
-    scale, zero, top = numbers
-    return values.mul(1.0 / scale).round_().clamp_(-zero, top - zero).mul_(scale)
+class _Grid:
+    """The values that integers have. Its factors are tensors: of a plain number, every product would make one first."""
+
+    def __init__(self, numbers: Numbers) -> None:
+        scale, zero, top = numbers
+        self.scale, self.inverse = torch.tensor(scale), torch.tensor(1.0 / scale)
+        self.low, self.high = -zero, top - zero
+        self.ends = ((self.low - 0.5) * scale, (self.high + 0.5) * scale)
+
+    def nearest(self, values: Tensor) -> Tensor:
+        return values.mul(self.inverse).round_().clamp_(self.low, self.high).mul_(self.scale)
 
 
 class _RoundInput(torch.autograd.Function):
     """What torch.fake_quantize_per_tensor_affine computes, in passes that are vectorised: its own kernel is not, and was a tenth of a step."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, numbers: Numbers) -> Tensor:
-        scale, zero, top = numbers
+    def forward(ctx: Any, values: Tensor, grid: _Grid) -> Tensor:
         ctx.save_for_backward(values)
-        ctx.ends = ((-zero - 0.5) * scale, (top - zero + 0.5) * scale)
-        return _rounded(values, numbers)
+        ctx.ends = grid.ends
+        return grid.nearest(values)
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None]:
@@ -68,6 +75,7 @@ class _Fake(nn.Module):
         self.seen: Tensor | None = None
         """What was looked at since the last time the ranks talked: minus the smallest, and the largest."""
         self.numbers: Numbers | None = None
+        self.grid: _Grid | None = None
         self.register_buffer("input_range", torch.full((2,), float("nan"), device=device))
         zeros = torch.zeros(len(self.weight), dtype=torch.int32, device=device)
         self.register_buffer("weight_zeros", zeros, persistent=False)
@@ -77,17 +85,18 @@ class _Fake(nn.Module):
         """Take the integers from the range. As plain numbers: reading them from a tensor would cost a call a pass."""
         low, high = self.input_range.tolist()
         self.numbers = from_range(low, high, self.scheme) if low <= high else None
+        self.grid = _Grid(self.numbers) if self.numbers else None
 
     def fake_input(self, input: Tensor) -> Tensor:
         if self.observing and self.training:
             low, high = torch.aminmax(input.detach())
             now = torch.stack((-low, high))
             self.seen = now if self.seen is None else torch.maximum(self.seen, now)
-        if self.numbers is None:  # the first step of all only looks
+        if self.grid is None:  # the first step of all only looks
             return input
         if not input.requires_grad:  # the images themselves, and every test
-            return _rounded(input, self.numbers)
-        rounded: Tensor = _RoundInput.apply(input, self.numbers)  # type: ignore[no-untyped-call]
+            return self.grid.nearest(input)
+        rounded: Tensor = _RoundInput.apply(input, self.grid)  # type: ignore[no-untyped-call]
         return rounded
 
     def fake_weight(self) -> Tensor:
@@ -127,7 +136,7 @@ def make_real(layer: nn.Module) -> Numbers | None:
     numbers = layer.numbers
     layer._load_state_dict_post_hooks.clear()
     del layer.input_range, layer.weight_zeros
-    for name in ("scheme", "observing", "seen", "numbers"):
+    for name in ("scheme", "observing", "seen", "numbers", "grid"):
         delattr(layer, name)
     layer.__class__ = REAL[type(layer)]  # type: ignore[assignment]
     return numbers

@@ -23,6 +23,7 @@ from lockstep.quantize.training import SCHEME
 from lockstep.quantize.tune import fine_tune
 from lockstep.run import Run, write_atomic
 
+CALIBRATION = 1024
 # Batches of 128, as document D's test had them.
 PROFILE_BATCH, PROFILE_PASSES = 128, 10
 
@@ -34,13 +35,16 @@ class Wish:
     method: Method
     engine: str = engines.DEFAULT
     scheme: Scheme = SCHEME
-    calibrate: int = 1024
+    calibrate: int | None = None
+    """Images for --method static; unstated, 1,024 or as many as the run trained on."""
     epochs: int = 1
     """--method qat of a run that was trained without: so many more."""
     sensitivity: bool = False
     measure: bool = False
     compiled: bool = True
     profile: bool = False
+    onnx: bool = True
+    """Write the ONNX files, where the packages for them are installed."""
     batches: list[int] = field(default_factory=lambda: [1, 32, 128, 1000])
     threads: list[int] = field(default_factory=lambda: [1, 2])
     data_root: Path | None = None
@@ -85,7 +89,7 @@ def quantize(run: Run, wish: Wish, say: Callable[[str], None]) -> dict[str, Any]
         "notes": [text for text in (problem, *_notes(wish, prepared, program)) if text],
         "seconds": perf_counter() - begin,
     }
-    document |= _write(where, subject, original, int8_model, program, document["notes"])
+    document |= _write(where, subject, original, int8_model, program, wish.onnx, document["notes"])
     if files.ONNX in document["files"]:
         answers = ask(peer.predict(where / files.ONNX, torch.get_num_threads()), subject)
         document["accuracy"]["int8 in ONNX Runtime"] = answers.accuracy
@@ -118,32 +122,38 @@ def _notes(wish: Wish, prepared: Prepared, program: torch.export.ExportedProgram
     if prepared.scheme.bits == 8 and not _vnni():
         yield (
             "this CPU has no VNNI: with --bits 8 the engines x86 and fbgemm and ONNX Runtime cut off sums of products "
-            "(docs/quantization.md); onednn, inductor and qnnpack do not"
+            "(docs/quantization.md); onednn, inductor, winograd and qnnpack do not"
         )
-    if wish.profile and wish.engine in engines.OLD:
+    if wish.profile and wish.engine == "qnnpack":
         yield (
-            f"torch's profiler does not see the memory of {wish.engine}'s quantized tensors, or only that it is given back: "
-            "its memory column says nothing about them; --measure measures resident memory"
+            "torch's profiler does not see qnnpack give back the memory of its tensors, so its memory column is not what was needed at once; "
+            "--measure measures resident memory"
         )
 
 
 def _prepared(subject: Subject, wish: Wish) -> Prepared:
     prepared = convert.prepare(subject.model, subject.example, wish.method, wish.scheme)
     if wish.method == "static":
-        limit = subject.spec.plan.train_samples
-        if wish.calibrate > limit:
-            raise InputError(f"--calibrate {wish.calibrate}: the run trained on {limit} images; choose at most so many")
-        convert.calibrate(prepared, subject.calibration(wish.calibrate))
+        convert.calibrate(prepared, subject.calibration(_images(wish, subject)))
     elif wish.method == "qat":
         prepared.keep_ranged()
     convert.leave_out_broken(prepared, subject.example)
     return prepared
 
 
+def _images(wish: Wish, subject: Subject) -> int:
+    limit = subject.spec.plan.train_samples
+    if wish.calibrate is None:
+        return min(CALIBRATION, limit)
+    if wish.calibrate > limit:
+        raise InputError(f"--calibrate {wish.calibrate}: the run trained on {limit} images; choose at most so many")
+    return wish.calibrate
+
+
 def _calibration(wish: Wish, subject: Subject, tuned: bool) -> str:
     data = f"{subject.spec.recipe.data}'s training set"
     if wish.method == "static":
-        return f"{wish.calibrate} images of {data}, in the order of the first epoch, without augmentation"
+        return f"{_images(wish, subject)} images of {data}, in the order of the first epoch, without augmentation"
     if wish.method == "dynamic":
         return "none: the range of each batch is taken when it comes"
     return (
@@ -181,6 +191,7 @@ def _write(
     original: nn.Module,
     model: nn.Module,
     program: torch.export.ExportedProgram | None,
+    onnx: bool,
     notes: list[str],
 ) -> dict[str, Any]:
     """The files, and how large they are against fp32 as it would be deployed: batch norm folded, without a training's ranges."""
@@ -190,7 +201,9 @@ def _write(
         files.write_program(where, program)
         written.append(files.PROGRAM)
         lacking = files.onnx_missing()
-        if lacking:
+        if not onnx:
+            notes.append("no ONNX file: --no-onnx")
+        elif lacking:
             notes.append(f"no ONNX file: {', '.join(lacking)} not installed; pip install 'lockstep[onnx]'")
         else:
             float_program = graph.exported(original, subject.example)

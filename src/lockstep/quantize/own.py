@@ -68,7 +68,17 @@ class WinogradConv(nn.Module):
         pool = self.pool and not (tall % 2 or wide % 2)
         size = (batch, self.outputs, tall // 2, wide // 2) if pool else (batch, self.outputs, tall, wide)
         result = torch.empty(size, dtype=torch.uint8, memory_format=torch.channels_last)
-        words = (batch, height, width, channels, self.outputs, self._padding, *self._ends, pool, torch.get_num_threads())
+        words = (
+            batch,
+            height,
+            width,
+            channels,
+            self.outputs,
+            self._padding,
+            *self._ends,
+            pool,
+            torch.get_num_threads(),
+        )
         pointers = (each.data_ptr() for each in (values, self._weight, self._factors, self._offsets, result))
         if batch and self._function((ctypes.c_int64 * len(words))(*words), *pointers):
             raise RuntimeError("int8 convolution: not enough memory for its scratch space")

@@ -54,7 +54,8 @@ def _own(where: Path, subject: Subject) -> Path:
     ready = where / f".{OWN}.fp32"
     tools.quant_pre_process(str(where / files.ONNX_FP32), str(ready))
     _, key = _open(ready, 1)
-    batches = iter([{key: images.contiguous().numpy()} for images in subject.calibration(CALIBRATION)])
+    count = min(CALIBRATION, subject.spec.plan.train_samples)
+    batches = iter([{key: images.contiguous().numpy()} for images in subject.calibration(count)])
 
     class Reader(tools.CalibrationDataReader):  # type: ignore[misc, name-defined]
         def get_next(self) -> dict[str, np.ndarray[Any, Any]] | None:

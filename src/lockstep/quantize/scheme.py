@@ -16,6 +16,8 @@ from torch import Tensor
 from lockstep.errors import InputError
 
 WEIGHT_TOP = 127
+# A plain number would become a tensor in every step.
+_WEIGHT_TOP = torch.tensor(float(WEIGHT_TOP))
 # A scale of zero (weights or inputs that are zero throughout) would divide by zero.
 SMALLEST_SCALE = torch.finfo(torch.float32).eps
 
@@ -60,7 +62,7 @@ def weight_scales(weight: Tensor, scheme: Scheme) -> Tensor:
         largest = weight.abs().amax(tuple(range(1, weight.dim())))
     else:
         largest = weight.abs().amax().repeat(len(weight))
-    return largest.div_(WEIGHT_TOP).clamp_(min=SMALLEST_SCALE)
+    return largest.div_(_WEIGHT_TOP).clamp_(min=SMALLEST_SCALE)
 
 
 def weight_integers(weight: Tensor, scales: Tensor) -> Tensor:

@@ -119,7 +119,9 @@ class Qat:
 def prepare(model: nn.Module, example: Tensor, recipe: Recipe, scheme: Scheme = SCHEME) -> Qat:
     """Give a model fake quantization, in place: the same parameters under the same names, and a range for each layer's input."""
     if not kernels_are_here():
-        raise InputError("quantize=qat: this PyTorch was built without oneDNN's int8 kernels, which test its int8 model")
+        raise InputError(
+            "quantize=qat: this PyTorch was built without oneDNN's int8 kernels, which test its int8 model"
+        )
     names = [name for name, layer in model.named_modules() if _can(layer)]
     if not names:
         raise InputError(

@@ -47,7 +47,7 @@ const ranks = element("div", { class: "ranks" });
 const stopButton = element("button", { type: "button", class: "danger" }, "Stop …");
 const whyNot = element("p", { class: "why-not" });
 const strip = element("div", { class: "strip" }, facts);
-const tail = element("pre", { class: "log", tabindex: "0", "aria-label": "The end of the log" });
+const tail = element("pre", { class: "log", tabindex: "0", "aria-label": "The end of the log" }, "(nothing yet)");
 const logRank = element("select", { "aria-label": "Whose log" });
 const logBlock = element("details", { class: "cell" }, element("summary", {}, element("strong", {}, "Log"), element("span", { class: "gist" }, "what a rank has printed")), element("div", { class: "log-block" }, element("label", {}, "rank ", logRank), tail));
 let now = null;
@@ -78,9 +78,8 @@ function drawState(state) {
 function drawRanks(state, underWay) {
   ranks.hidden = !underWay || state.ranks.length < 2;
   if (ranks.hidden) return;
-  const last = Math.max(...state.ranks.map((rank) => rank.step || 0));
   ranks.replaceChildren(element("h3", {}, "Ranks"), element("ul", {}, ...state.ranks.slice(0, 64).map((rank) => element("li", {},
-    element("strong", {}, `rank ${rank.rank}`), element("span", {}, rank.step ? `step ${fixed(rank.step, 0)}${last > rank.step ? `, ${last - rank.step} behind` : ""}` : rank.state || "–"),
+    element("strong", {}, `rank ${rank.rank}`), element("span", {}, rank.step ? `step ${fixed(rank.step, 0)}` : rank.state || "–"),
     element("span", {}, rank.waits ? "waits for the exchange" : "works"), element("span", {}, "sign of life ", age(rank.time))))));
 }
 
@@ -117,7 +116,7 @@ function showLog({ rank, text, again }) {
   if (String(rank) !== logRank.value) return;
   const atEnd = tail.scrollHeight - tail.scrollTop - tail.clientHeight < 40;
   const most = 200000;
-  tail.textContent = (again ? text : tail.textContent + text).slice(-most) || "(nothing yet)";
+  tail.textContent = (again ? text : tail.textContent + text).slice(-most) || "(nothing)";
   if (atEnd || again) tail.scrollTop = tail.scrollHeight;
 }
 
@@ -131,7 +130,7 @@ function ended() {
 function openRun() {
   for (let rank = 0; rank < given.ranks; rank += 1) logRank.append(element("option", { value: rank }, rank));
   logRank.addEventListener("change", () => {
-    tail.textContent = "";
+    tail.textContent = "(nothing yet)";
     stream.again();
   });
   stopButton.addEventListener("click", () => askToStop(given.name, now && now.study));
@@ -139,7 +138,7 @@ function openRun() {
   plots.addEventListener("pointerout", () => setTimeout(showHeld, 50));
   // The button stays where it is while the facts beside it change: it may have the focus.
   strip.append(stopButton, whyNot, cause);
-  byId("live").append(strip, ranks, logBlock, plots, note);
+  byId("live").append(strip, ranks, plots, logBlock, note);
   stream = follow(() => `/events/run?id=${encodeURIComponent(given.name)}&rank=${logRank.value || 0}`, { state: drawState, plot: showPlot, log: showLog, ended });
 }
 
@@ -170,7 +169,7 @@ function openCompare() {
   byId("live").append(element("div", { class: "strip" }, element("button", { type: "button", class: "tool", onclick: showReport }, "Read again")), note);
 }
 
-bar(element("span", { class: "here" }, given.name));
+bar(element("span", { class: "here" }, given.kind === "compare" ? "runs beside each other" : given.kind));
 byId("top").append(element("h1", {}, given.name));
 ({ run: openRun, study: openStudy, compare: openCompare })[given.kind]();
 showReport();

@@ -73,9 +73,10 @@ struct Spans {
   }
 };
 
+// `least` stays in memory until the sums are there: in a register it would push one of them out.
 template <int K, int CHANNELS, int VECTORS>
 INLINE void tile(const Real* x, int64_t row, int64_t plane, int64_t in_channels, const Real* weights, const Real* bias,
-                 Real least, const Span* spans, Real* y, int64_t y_plane) {
+                 const Real* least, const Span* spans, Real* y, int64_t y_plane) {
   Vec sum[CHANNELS][VECTORS];
   UNROLL for (int c = 0; c < CHANNELS; c++) {
     UNROLL for (int v = 0; v < VECTORS; v++) sum[c][v] = fill(bias ? bias[c] : 0);
@@ -98,14 +99,14 @@ INLINE void tile(const Real* x, int64_t row, int64_t plane, int64_t in_channels,
   }
   UNROLL for (int c = 0; c < CHANNELS; c++) {
     UNROLL for (int v = 0; v < VECTORS; v++) {
-      store(y + c * y_plane + spans[v].out, at_least(sum[c][v], fill(least)));
+      store(y + c * y_plane + spans[v].out, at_least(sum[c][v], fill(*least)));
     }
   }
 }
 
 template <int K, int CHANNELS>
 void channels_of_tile(const Real* x, int64_t row, int64_t plane, int64_t in_channels, const Real* weights, const Real* bias,
-                      Real least, const Spans& spans, Real* y, int64_t y_plane) {
+                      const Real* least, const Spans& spans, Real* y, int64_t y_plane) {
   constexpr int kVectors = vectors_of(CHANNELS);
   int64_t i = 0;
   for (; i + kVectors <= spans.count; i += kVectors) {
@@ -135,7 +136,7 @@ void convolve(const Real* x, int64_t row, int64_t plane, int64_t in_channels, in
               : count == 5 ? channels_of_tile<K, 5>
                            : channels_of_tile<K, 6>;
     if constexpr (kManyRegisters) of = count == 7 ? channels_of_tile<K, 7> : count == 8 ? channels_of_tile<K, 8> : of;
-    of(x, row, plane, in_channels, weights, bias ? bias + c : nullptr, least, spans, y + c * y_plane, y_plane);
+    of(x, row, plane, in_channels, weights, bias ? bias + c : nullptr, &least, spans, y + c * y_plane, y_plane);
     weights += in_channels * K * K * count;
     c += count;
   }

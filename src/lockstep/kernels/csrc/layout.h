@@ -137,13 +137,18 @@ inline void into_pixels(const From& image, bool channels_last, int64_t channels,
   }
 }
 
+// Some rows of an image, whose planes, if it is planar, are `plane` apart.
 template <class T>
 inline void out_of_pixels(const Real* from, int64_t row, int64_t pixel, bool channels_last, int64_t channels, int64_t height,
-                          int64_t width, T* image) {
+                          int64_t width, T* image, int64_t plane) {
+  auto place = [=](int64_t channel) { return channel * plane; };
+  if (!channels_last && row == width * pixel) {
+    transposed(Plain<Real>{from}, pixel, height * width, channels, image, place);
+    return;
+  }
   for (int64_t y = 0; y < height; y++) {
     if (!channels_last) {
-      transposed(Plain<Real>{from + y * row}, pixel, width, channels, image + y * width,
-                 [=](int64_t channel) { return channel * height * width; });
+      transposed(Plain<Real>{from + y * row}, pixel, width, channels, image + y * width, place);
     } else {
       for (int64_t x = 0; x < width; x++) {
         copy(Plain<Real>{from + y * row + x * pixel}, image + (y * width + x) * channels, channels);

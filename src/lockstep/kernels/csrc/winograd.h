@@ -14,14 +14,16 @@ inline bool tame(const Real* numbers, int64_t count) {
 
 inline int64_t forward_scratch(const Problem& p) {
   Shape s(p, kFewestForward);
-  return piece(s.x_size) + piece(kPoints * s.v_plane) + piece(kPoints * s.m_plane) + piece(s.out) + 2 * piece(s.y_size);
+  return piece(s.x_size) + piece(kPoints * s.v_plane) + piece(kPoints * s.m_plane) + piece(s.out) +
+         2 * piece(s.y_rows * p.y_width() * s.out);
 }
 
 template <class T>
 bool forward_images(const Problem& p, const Forward& a, int64_t first, int64_t last, Scratch scratch) {
   Shape s(p, kFewestForward);
   Real *x = scratch.take(s.x_size), *v = scratch.take(kPoints * s.v_plane), *m = scratch.take(kPoints * s.m_plane);
-  Real *bias = scratch.take(s.out), *y_pixels = scratch.take(s.y_size), *codes = scratch.take(s.y_size);
+  int64_t row = p.y_width() * s.out;
+  Real *bias = scratch.take(s.out), *y_pixels = scratch.take(s.y_rows * row), *codes = scratch.take(s.y_rows * row);
   const Real* weights = static_cast<const Real*>(a.weights);
   int64_t plane = weights_plane(p.in_channels, p.out_channels), y_count = p.y_height() * p.y_width() * p.out_channels;
   clear(x, s.x_size);
@@ -49,18 +51,21 @@ bool forward_images(const Problem& p, const Forward& a, int64_t first, int64_t l
     }
     for (int64_t t = begin; t < end; t++) {
       int64_t n = t / s.tiles, tile = t % s.tiles;
-      T* y = static_cast<T*>(a.y) + n * y_count;
-      uint8_t* code = a.code ? a.code + n * y_count : nullptr;
+      int64_t tile_row = tile / s.columns, tile_column = tile % s.columns, top = s.y_rows * tile_row;
+      int64_t place = n * y_count + top * p.y_width() * (p.channels_last ? p.out_channels : 1);
+      T* y = static_cast<T*>(a.y) + place;
+      uint8_t* code = a.code ? a.code + place : nullptr;
       const Real* from = m + (t - begin) * s.m_row;
       if (straight) {
-        output_tile(p, from, s.m_plane, s.out, bias, tile / s.columns, tile % s.columns, y, code, s.out);
+        output_tile(p, from, s.m_plane, s.out, bias, tile_row, tile_column, y, code, s.out);
         continue;
       }
-      output_tile(p, from, s.m_plane, s.out, bias, tile / s.columns, tile % s.columns, y_pixels, codes, s.out);
-      if (tile + 1 < s.tiles) continue;
-      int64_t row = p.y_width() * s.out;
-      out_of_pixels(y_pixels, row, s.out, p.channels_last, p.out_channels, p.y_height(), p.y_width(), y);
-      if (code) out_of_pixels(codes, row, s.out, p.channels_last, p.out_channels, p.y_height(), p.y_width(), code);
+      output_tile(p, from, s.m_plane, s.out, bias, tile_row, tile_column, y_pixels, codes, s.out);
+      if (tile_column + 1 < s.columns) continue;
+      // A row of tiles is whole, and still in the nearest cache.
+      int64_t rows = smaller(s.y_rows, p.y_height() - top), pixels = p.y_height() * p.y_width();
+      out_of_pixels(y_pixels, row, s.out, p.channels_last, p.out_channels, rows, p.y_width(), y, pixels);
+      if (code) out_of_pixels(codes, row, s.out, p.channels_last, p.out_channels, rows, p.y_width(), code, pixels);
     }
   }
   return true;
@@ -168,7 +173,7 @@ bool backward_images(const Problem& p, const Backward& a, int64_t first, int64_t
                grad_x + kOut * (tile / s.columns * s.x_row + tile % s.columns * s.in), s.x_row);
       if (tile + 1 < s.tiles) continue;
       out_of_pixels(grad_x + p.padding * (s.x_row + s.in), s.x_row, s.in, p.channels_last, p.in_channels, p.height, p.width,
-                    static_cast<T*>(a.grad_x) + n * x_count);
+                    static_cast<T*>(a.grad_x) + n * x_count, p.height * p.width);
       clear(grad_x, s.x_size);
     }
   }

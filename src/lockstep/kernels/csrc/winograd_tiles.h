@@ -14,7 +14,7 @@ struct Shape {
   int64_t in, out;                         // channels, in whole vectors
   int64_t rows, columns, tiles;            // of an image
   int64_t x_row, x_size, g_row, g_size;    // of the scratch images: x has a border of zeros, the gradient ends at whole tiles
-  int64_t y_size;                          // of a result
+  int64_t y_size, y_rows;                  // of a result, and how many of its rows a row of tiles has
   int64_t chunk;                           // tiles that go through together
   int64_t v_row, m_row, v_plane, m_plane;  // of the transformed x and outputs: planes of tiles x channels
   int64_t sum_plane;                       // of the transformed gradient of the weights
@@ -30,6 +30,7 @@ struct Shape {
     g_row = kOut * columns * out;
     g_size = kOut * rows * g_row;
     y_size = p.y_height() * p.y_width() * out;
+    y_rows = p.pool ? kOut / 2 : kOut;
     v_row = in + kLine;
     m_row = out + kLine;
     constexpr int64_t kCache = (256 << 10) / static_cast<int64_t>(sizeof(Real));
@@ -81,7 +82,8 @@ INLINE void input_tile(const Real* x, int64_t row, int64_t channels, Real* to, i
   }
 }
 
-// The outputs of the tile in row `a`, column `b`, with bias, ReLU and perhaps pool; pixels of the result are `pixel` apart.
+// The outputs of the tile in row `a`, column `b`, with bias, ReLU and perhaps pool. `y` and `code` are where the results of that row of tiles
+// begin; pixels are `pixel` apart.
 template <class T, class C>
 INLINE void output_tile(const Problem& p, const Real* from, int64_t plane, int64_t channels, const Real* bias, int64_t a,
                         int64_t b, T* y, C* code, int64_t pixel) {
@@ -91,7 +93,7 @@ INLINE void output_tile(const Problem& p, const Real* from, int64_t plane, int64
     both_sides<At>([&](int i, int j) INLINED { return load(from + (i * kIn + j) * plane + c); },
                    [&](int i, int j, Vec value) INLINED { result[i][j] = value + shift; });
     if (!p.pool) {
-      T* to = y + (kOut * a * p.out_width() + kOut * b) * pixel + c;
+      T* to = y + kOut * b * pixel + c;
       UNROLL for (int i = 0; i < kOut; i++) {
         UNROLL for (int j = 0; j < kOut; j++) {
           if (i < height && j < width) store(to + (i * p.out_width() + j) * pixel, at_least(result[i][j], Vec{}));
@@ -103,7 +105,7 @@ INLINE void output_tile(const Problem& p, const Real* from, int64_t plane, int64
       UNROLL for (int j = 0; j < kOut; j += 2) {
         if (i + 1 >= height || j + 1 >= width) continue;
         auto found = pool_four(result[i][j], result[i][j + 1], result[i + 1][j], result[i + 1][j + 1]);
-        int64_t at = ((2 * a + i / 2) * p.y_width() + 2 * b + j / 2) * pixel + c;
+        int64_t at = (i / 2 * p.y_width() + 2 * b + j / 2) * pixel + c;
         store(y + at, found.value);
         if (code) store(code + at, found.code);
       }

@@ -17,6 +17,7 @@ namespace {
 constexpr int ROWS = 6;    // tiles that a micro-kernel takes at a time
 constexpr int COLS = 16;   // channels of the result that it makes
 constexpr int PLACES = 16; // of a transformed tile
+constexpr int PANELS = 2;  // of COLS channels each, made while the inputs for them are near
 
 struct Job {
     int64_t batch, height, width, channels, outputs, padding, zero, result_zero, lowest, highest, pool, threads;
@@ -32,10 +33,10 @@ struct Tiles {
 // What one thread needs; freed with it.
 struct Scratch {
     int16_t* inputs = nullptr; // [place][tile][channel]
-    int32_t* sums = nullptr;   // [place][tile][COLS]
+    int32_t* sums = nullptr;   // [panel][place][tile][COLS]
     Scratch(int64_t tiles, int64_t channels) {
         inputs = static_cast<int16_t*>(std::aligned_alloc(64, PLACES * tiles * channels * 2 + 64 - (PLACES * tiles * channels * 2) % 64));
-        sums = static_cast<int32_t*>(std::aligned_alloc(64, PLACES * tiles * COLS * 4));
+        sums = static_cast<int32_t*>(std::aligned_alloc(64, PANELS * PLACES * tiles * COLS * 4));
     }
     ~Scratch() {
         std::free(inputs);
@@ -109,6 +110,15 @@ void multiply(const int16_t* inputs, const int16_t* weights, int64_t channels, i
 struct Rounding {
     __m256 factor[2], offset[2];
     __m256i zero, lowest, highest;
+
+    Rounding(const Job& job, const float* factors, const float* offsets, int64_t first)
+        : zero(_mm256_set1_epi32(static_cast<int>(job.result_zero))), lowest(_mm256_set1_epi32(static_cast<int>(job.lowest))),
+          highest(_mm256_set1_epi32(static_cast<int>(job.highest))) {
+        for (int half = 0; half < 2; ++half) {
+            factor[half] = _mm256_loadu_ps(factors + first + 8 * half);
+            offset[half] = _mm256_loadu_ps(offsets + first + 8 * half);
+        }
+    }
 
     __m256i apply(__m256i sums, int half) const {
         const __m256 value = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums), factor[half], offset[half]);
@@ -185,22 +195,20 @@ extern "C" __attribute__((visibility("default"))) int lockstep_winograd8(const i
             const int64_t begin = block * size, here = std::min(size, tiles.count - begin);
             for (int64_t t = 0; t < (here + ROWS - 1) / ROWS * ROWS; ++t)
                 transform_inputs(job, tiles, images, begin + t, in_stride, scratch.inputs + t * job.channels);
-            for (int64_t first = 0; first < job.outputs; first += COLS) {
+            for (int64_t first = 0; first < job.outputs; first += PANELS * COLS) {
+                const int64_t panels = std::min<int64_t>(PANELS, (job.outputs - first) / COLS);
                 const int16_t* all = weights + first / COLS * PLACES * panel;
                 for (int place = 0; place < PLACES; ++place)
                     for (int64_t t = 0; t < here; t += ROWS)
-                        multiply(scratch.inputs + place * in_stride + t * job.channels, all + place * panel, job.channels,
-                                 scratch.sums + place * out_stride + t * COLS);
-                Rounding rounding;
-                for (int half = 0; half < 2; ++half) {
-                    rounding.factor[half] = _mm256_loadu_ps(factors + first + 8 * half);
-                    rounding.offset[half] = _mm256_loadu_ps(offsets + first + 8 * half);
+                        for (int64_t p = 0; p < panels; ++p)
+                            multiply(scratch.inputs + place * in_stride + t * job.channels, all + (p * PLACES + place) * panel, job.channels,
+                                     scratch.sums + (p * PLACES + place) * out_stride + t * COLS);
+                for (int64_t p = 0; p < panels; ++p) {
+                    const Rounding rounding(job, factors, offsets, first + p * COLS);
+                    for (int64_t t = 0; t < here; ++t)
+                        finish(job, tiles, scratch.sums + p * PLACES * out_stride + t * COLS, out_stride, begin + t, first + p * COLS, rounding,
+                               results);
                 }
-                rounding.zero = _mm256_set1_epi32(static_cast<int>(job.result_zero));
-                rounding.lowest = _mm256_set1_epi32(static_cast<int>(job.lowest));
-                rounding.highest = _mm256_set1_epi32(static_cast<int>(job.highest));
-                for (int64_t t = 0; t < here; ++t)
-                    finish(job, tiles, scratch.sums + t * COLS, out_stride, begin + t, first, rounding, results);
             }
         }
     }
