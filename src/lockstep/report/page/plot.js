@@ -1,0 +1,138 @@
+// A chart drawn by Vega-Lite. Its spec comes with it and holds no data; what changes while it is looked at are the spec's parameters.
+
+const NARROW = 560;
+const OPTIONS = { mode: "vega-lite", actions: false, ast: true, renderer: "svg", tooltip: false, defaultStyle: false };
+
+// The library is in the page, packed, and allowed by its hash; where it has been loaded by other means, that one is taken.
+let loading = null;
+function library() {
+  loading ||= window.vegaEmbed ? Promise.resolve(window.vegaEmbed) : unpack();
+  return loading;
+}
+
+async function unpack() {
+  const bytes = Uint8Array.from(atob(document.getElementById("library").textContent), (one) => one.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const script = element("script", {}, await new Response(stream).text());
+  document.head.append(script);
+  return window.vegaEmbed;
+}
+
+function nowPalette(spec) {
+  const style = getComputedStyle(document.documentElement);
+  const names = Object.keys(spec.params.find((param) => param.name === "palette").value);
+  return Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
+}
+
+function withParams(spec, values) {
+  return spec.params.map((param) => (param.name in values ? { ...param, value: values[param.name] } : param));
+}
+
+function switched(chart, state) {
+  return { off: [...state.off], gone: [...state.roles], named: legendOf(chart, state).filter((item) => !item.off).map((item) => item.name) };
+}
+
+function withData(chart, spec) {
+  // Vega writes into what it is given.
+  return { ...spec, datasets: { [spec.data.name]: structuredClone(chart[spec.data.name]) } };
+}
+
+function heightOf(chart, width) {
+  return ["lines", "scatter"].includes(chart.kind) ? Math.round(Math.min(290, Math.max(180, width * 0.42))) : null;
+}
+
+// On the page: as wide as its place, in the page's colours; the title and the legend are the page's own.
+function onScreen(chart, state, width) {
+  const spec = width < NARROW && chart.narrow ? chart.narrow : chart.spec;
+  const { subtitle, subtitleFontSize, subtitleFontWeight, subtitleColor, anchor, frame, offset } = spec.title;
+  return {
+    ...withData(chart, spec),
+    title: subtitle ? { text: subtitle, fontSize: subtitleFontSize, fontWeight: subtitleFontWeight, color: subtitleColor, anchor, frame, offset } : undefined,
+    width,
+    height: heightOf(chart, width) || spec.height,
+    padding: { left: 0, right: 4, top: subtitle ? 2 : offset, bottom: 4 },
+    params: withParams(spec, { ...switched(chart, state), palette: nowPalette(spec) }),
+    config: { ...spec.config, legend: { disable: true } },
+  };
+}
+
+// As a file: light, with title and legend.
+async function onPaper(chart, state) {
+  const spec = { ...withData(chart, chart.spec), params: withParams(chart.spec, switched(chart, state)) };
+  const embed = await library();
+  return embed(element("div", {}), spec, OPTIONS);
+}
+
+// Keeps a plot in its place as it should be. `changed` is called whenever it has been drawn.
+function plotter(node, given, state, changed) {
+  let [chart, view, result, width, seen, turn] = [given, null, null, 0, false, 0];
+  const narrow = (wide) => Boolean(chart.narrow) && wide < NARROW;
+  const draw = async () => {
+    if (!seen || width < 50) return;
+    turn += 1;
+    const [mine, theme] = [turn, document.documentElement.dataset.theme];
+    try {
+      const embed = await library();
+      if (mine !== turn) return;
+      const drawn = await embed(node, onScreen(chart, state, width), OPTIONS);
+      if (mine !== turn) {
+        drawn.finalize();
+        return;
+      }
+      if (result) result.finalize();
+      [result, view] = [drawn, drawn.view];
+      node.dataset.drawn = "yes";
+      if (theme === document.documentElement.dataset.theme) changed(view);
+      else change({ palette: nowPalette(chart.spec) });
+    } catch (error) {
+      node.replaceChildren(element("p", { class: "says" }, `This plot cannot be drawn here (${error.message}). Data shows its numbers.`));
+    }
+  };
+  const change = (values) => {
+    if (!view) return;
+    for (const [name, value] of Object.entries(values)) view.signal(name, value);
+    view.run();
+    changed(view);
+  };
+  const resize = (now) => {
+    const again = !view || narrow(now) !== narrow(width);
+    width = now;
+    if (again) {
+      draw();
+      return;
+    }
+    view.width(now);
+    const height = heightOf(chart, now);
+    if (height) view.height(height);
+    view.run();
+    changed(view);
+  };
+  new ResizeObserver((entries) => {
+    const now = Math.floor(entries[0].contentRect.width);
+    if (now !== width) resize(now);
+  }).observe(node);
+  const show = () => {
+    if (seen) return;
+    seen = true;
+    draw();
+  };
+  new IntersectionObserver((entries) => {
+    if (entries.some((entry) => entry.isIntersecting)) show();
+  }, { rootMargin: "600px" }).observe(node);
+  addEventListener("beforeprint", show);
+  document.addEventListener("theme", () => change({ palette: nowPalette(chart.spec) }));
+  return {
+    at: (place) => view && view.signal("at", place).run(),
+    switch: () => change(switched(chart, state)),
+    update: (next) => {
+      const same = JSON.stringify([chart.spec, chart.narrow]) === JSON.stringify([next.spec, next.narrow]);
+      chart = next;
+      if (!same) draw();
+      else if (view) {
+        const name = chart.spec.data.name;
+        view.data(name, structuredClone(chart[name])).run();
+        changed(view);
+      }
+    },
+  };
+}
