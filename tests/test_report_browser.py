@@ -22,6 +22,7 @@ from lockstep.report.vega.common import palette
 from lockstep.report.views import Report
 from lockstep.run import Run, write_atomic
 from lockstep.ways import BESIDE, FILE, Way
+from support import wait_for
 from test_report import ALONE, BOTH, HOSTILE, RECIPE, Folders, study_folder
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
@@ -113,9 +114,9 @@ class Opened:
         """Plots are drawn when they come into sight, or to be printed."""
         self.page.wait_for_selector("figure")
         self.page.evaluate("dispatchEvent(new Event('beforeprint')); dispatchEvent(new Event('afterprint'))")
-        self.page.wait_for_function(
-            "document.querySelectorAll('figure [data-drawn] svg').length === document.querySelectorAll('figure').length"
-        )
+        # Not by the page's own function, which would have to be made from text: the policy forbids that.
+        drawn = "document.querySelectorAll('figure [data-drawn] svg').length === document.querySelectorAll('figure').length"
+        wait_for(lambda: self.page.evaluate(drawn), what="all plots to be drawn")
 
     def download(self, figure: str, button: str) -> bytes:
         with self.page.expect_download() as waiting:
@@ -257,10 +258,11 @@ def test_a_plot_takes_on_the_theme_the_width_and_new_data(browser: Any, made: tu
             assert page.evaluate("document.documentElement.dataset.theme") == theme
             assert page.evaluate(stroke) == colours["c0"]
         page.set_viewport_size({"width": 700, "height": 900})
-        page.wait_for_function(
-            "(() => { const plot = document.getElementById('2-loss').querySelector('.drawing');"
-            "return Math.abs(plot.clientWidth - plot.querySelector('svg').clientWidth) < 2; })()"
-        )
+        fits = """() => {
+            const plot = document.getElementById('2-loss').querySelector('.drawing');
+            return Math.abs(plot.clientWidth - plot.querySelector('svg').clientWidth) < 2;
+        }"""
+        wait_for(lambda: page.evaluate(fits), what="the plot to be as wide as its place")
         # As the dashboard does it: the same chart with one more epoch.
         page.evaluate(
             """() => {

@@ -1,6 +1,6 @@
 // A chart drawn by Vega-Lite. Its spec comes with it and holds no data; what changes while it is looked at are the spec's parameters.
 
-const NARROW = 560;
+const [LEAST, NARROW] = [50, 560];
 const OPTIONS = { mode: "vega-lite", actions: false, ast: true, renderer: "svg", tooltip: false, defaultStyle: false };
 
 // The library is in the page, packed, and allowed by its hash; where it has been loaded by other means, that one is taken.
@@ -37,23 +37,38 @@ function withData(chart, spec) {
   return { ...spec, datasets: { [spec.data.name]: structuredClone(chart[spec.data.name]) } };
 }
 
-function heightOf(chart, width) {
-  return ["lines", "scatter"].includes(chart.kind) ? Math.round(Math.min(290, Math.max(180, width * 0.42))) : null;
+function withoutLegends(encoding) {
+  return Object.fromEntries(Object.entries(encoding).map(([name, channel]) => [name, "legend" in channel ? { ...channel, legend: null } : channel]));
+}
+
+// By its width, or by how many rows are shown; a timeline has a height of its own.
+function heightOf(chart, spec, state, width) {
+  if (["lines", "scatter"].includes(chart.kind)) return Math.round(Math.min(290, Math.max(180, width * 0.42)));
+  return chart.rows ? spec.usermeta.step * chart.rows.filter((row) => !state.roles.has(row.role)).length : spec.height;
+}
+
+function specFor(chart, width) {
+  return width < NARROW && chart.narrow ? chart.narrow : chart.spec;
 }
 
 // On the page: as wide as its place, in the page's colours; the title and the legend are the page's own.
 function onScreen(chart, state, width) {
-  const spec = width < NARROW && chart.narrow ? chart.narrow : chart.spec;
+  const spec = specFor(chart, width);
   const { subtitle, subtitleFontSize, subtitleFontWeight, subtitleColor, anchor, frame, offset } = spec.title;
   return {
     ...withData(chart, spec),
     title: subtitle ? { text: subtitle, fontSize: subtitleFontSize, fontWeight: subtitleFontWeight, color: subtitleColor, anchor, frame, offset } : undefined,
     width,
-    height: heightOf(chart, width) || spec.height,
-    padding: { left: 0, right: 4, top: subtitle ? 2 : offset, bottom: 4 },
+    height: heightOf(chart, spec, state, width),
+    padding: { left: 0, right: 14, top: subtitle ? 2 : offset, bottom: 4 },
     params: withParams(spec, { ...switched(chart, state), palette: nowPalette(spec) }),
-    config: { ...spec.config, legend: { disable: true } },
+    layer: spec.layer.map((layer) => ({ ...layer, encoding: withoutLegends(layer.encoding || {}) })),
   };
+}
+
+// Marks that Vega has and Vega-Lite does not.
+function patch(spec) {
+  return { ...spec, marks: [...spec.marks, ...((spec.usermeta || {}).marks || [])] };
 }
 
 // As a file: light, with title and legend.
@@ -66,15 +81,14 @@ async function onPaper(chart, state) {
 // Keeps a plot in its place as it should be. `changed` is called whenever it has been drawn.
 function plotter(node, given, state, changed) {
   let [chart, view, result, width, seen, turn] = [given, null, null, 0, false, 0];
-  const narrow = (wide) => Boolean(chart.narrow) && wide < NARROW;
   const draw = async () => {
-    if (!seen || width < 50) return;
+    if (!seen || width < LEAST) return;
     turn += 1;
     const [mine, theme] = [turn, document.documentElement.dataset.theme];
     try {
       const embed = await library();
       if (mine !== turn) return;
-      const drawn = await embed(node, onScreen(chart, state, width), OPTIONS);
+      const drawn = await embed(node, onScreen(chart, state, width), { ...OPTIONS, patch });
       if (mine !== turn) {
         drawn.finalize();
         return;
@@ -88,28 +102,24 @@ function plotter(node, given, state, changed) {
       node.replaceChildren(element("p", { class: "says" }, `This plot cannot be drawn here (${error.message}). Data shows its numbers.`));
     }
   };
+  const fit = () => {
+    view.width(width).height(heightOf(chart, specFor(chart, width), state, width)).run();
+    changed(view);
+  };
   const change = (values) => {
     if (!view) return;
     for (const [name, value] of Object.entries(values)) view.signal(name, value);
-    view.run();
-    changed(view);
+    fit();
   };
   const resize = (now) => {
-    const again = !view || narrow(now) !== narrow(width);
+    const again = !view || specFor(chart, now) !== specFor(chart, width);
     width = now;
-    if (again) {
-      draw();
-      return;
-    }
-    view.width(now);
-    const height = heightOf(chart, now);
-    if (height) view.height(height);
-    view.run();
-    changed(view);
+    if (again) draw();
+    else fit();
   };
   new ResizeObserver((entries) => {
     const now = Math.floor(entries[0].contentRect.width);
-    if (now !== width) resize(now);
+    if (now !== width && now >= LEAST) resize(now);
   }).observe(node);
   const show = () => {
     if (seen) return;
@@ -130,8 +140,8 @@ function plotter(node, given, state, changed) {
       if (!same) draw();
       else if (view) {
         const name = chart.spec.data.name;
-        view.data(name, structuredClone(chart[name])).run();
-        changed(view);
+        view.data(name, structuredClone(chart[name]));
+        fit();
       }
     },
   };

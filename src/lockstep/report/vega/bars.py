@@ -58,7 +58,8 @@ def bars(chart: Bars, narrow: bool) -> Spec:
     ]
     used = [name for place, name in enumerate(chart.parts) if any(row.values[place] for row in chart.rows)]
     spec = base(chart, layers, gone=chart.hidden, named=used, parts=chart.parts)
-    return spec | {"data": {"name": "rows"}, "height": {"step": _step(narrow)}, "transform": _stacked()}
+    rows = sum(row.role not in chart.hidden for row in chart.rows)
+    return spec | {"data": {"name": "rows"}, "transform": _stacked(), **_height(rows, narrow)}
 
 
 def _stacked() -> list[Spec]:
@@ -106,7 +107,7 @@ def waterfall(chart: Waterfall, narrow: bool) -> Spec:
         },
     ]
     spec = base(chart, layers, named=list(kinds))
-    return spec | {"data": {"name": "rows"}, "height": {"step": _step(narrow)}, "transform": _fallen()}
+    return spec | {"data": {"name": "rows"}, "transform": _fallen(), **_height(len(chart.rows), narrow)}
 
 
 def _fallen() -> list[Spec]:
@@ -141,8 +142,10 @@ def _thick(narrow: bool) -> int:
     return 18 if narrow else 20
 
 
-def _step(narrow: bool) -> int:
-    return 48 if narrow else 32
+def _height(rows: int, narrow: bool) -> Spec:
+    """Of all rows; the page asks for that of one when it shows more or fewer of them."""
+    step = 48 if narrow else 32
+    return {"height": step * rows, "usermeta": {"step": step}}
 
 
 def _rows(narrow: bool) -> Spec:

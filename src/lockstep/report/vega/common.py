@@ -142,9 +142,19 @@ def axis_of(axis: Axis, values: Iterable[float | None], **more: Any) -> Spec:
     }
     if axis.log:
         found |= {"values": powers(*extent(known, log=True), _root(axis)), "labelExpr": _by_size("datum.value", axis.unit, ",.3~r")}
+    elif axis.unit == "count":
+        found |= {"values": whole(*extent(known)), "labelExpr": "format(datum.value, ',.0f')"}
     else:
-        found |= {"labelExpr": f"format(datum.value / {factor!r}, ',.9~r')"}
-    return found | ({"tickMinStep": 1} if axis.unit == "count" else {})
+        found |= {"labelExpr": _label(factor)}
+    return found
+
+
+def _label(factor: float) -> str:
+    """A mark's text. Vega's own text of it has as many places as all marks of the axis need; dividing moves the point."""
+    if factor > 1:
+        return f"format(datum.value / {factor!r}, ',.9~r')"
+    places = f"length(split(datum.label, '.')[1] || '') - {round(-math.log10(factor))}"
+    return f"format(datum.value / {factor!r}, ',.' + max(0, {places}) + 'f')"
 
 
 def scale_of(axis: Axis, **more: Any) -> Spec:
@@ -159,6 +169,12 @@ def _root(axis: Axis) -> int:
 def powers(low: float, high: float, root: int) -> list[float]:
     first, last = math.ceil(math.log(low, root) - 1e-9), math.floor(math.log(high, root) + 1e-9)
     return [float(root) ** power for power in range(first, last + 1)]
+
+
+def whole(low: float, high: float) -> list[int]:
+    """Round whole numbers, at most a dozen."""
+    step = next(size * 10**power for power in range(16) for size in (1, 2, 5) if (high - low) / (size * 10**power) <= 12)
+    return list(range(step * math.ceil(low / step), math.floor(high) + 1, step))
 
 
 # ---------------------------------------------------------------- channels

@@ -22,6 +22,9 @@ from lockstep.report.vega.common import (
 from lockstep.report.views import Lines, Series
 
 SHAPES = ("circle", "square", "triangle-up", "diamond")
+OWN = {"expr": lookup("palette", "colour")}
+# In square dots, so that all look equally large.
+SIZES = {"circle": 40, "square": 40, "triangle-up": 90, "diamond": 80}
 # Lines of more points than this are drawn without marks.
 MARKED_UP_TO = 30
 LINE_HEIGHT = 16
@@ -34,39 +37,51 @@ def lines(chart: Lines) -> Spec:
     names = {one.name: one.colour for one in chart.series}
     dashes = {"domain": list(names), "range": [[6, 4] if one.dash else [1, 0] for one in chart.series]}
     shapes = {"domain": list(names), "range": [shape(one) for one in chart.series]}
-    ink_by_name = colour("name", names)
-    line: Spec = {"x": x, "y": y("y"), "color": ink_by_name}
-    key = {"field": "name", "type": "nominal", "title": None, "legend": legend(list(names))}
+    shade = colour("name", names)
+    key = {"field": "name", "type": "nominal", "title": None}
     about = {one.name: _about(chart, one) for one in chart.series}
     layers: list[Spec] = []
+    # Only the line, its band and its bars make the axes; all else is put where they say.
     if any(each["banded"] for each in about.values()):
         layers.append(
             {
-                "transform": [keep(f"{lookup('about', 'name')}.banded && isValid(datum.low)")],
-                "mark": {"type": "area", "opacity": 0.15},
-                "encoding": {**line, "y": y("low"), "y2": {"field": "high"}, "color": {**ink_by_name, "legend": None}},
+                "mark": {"type": "area", "opacity": 0.15, "color": OWN},
+                "encoding": {"x": x, "y": y("band_low"), "y2": {"field": "band_high"}, "detail": key},
             }
         )
     if any(each["barred"] for each in about.values()):
-        layers += _intervals(line, y)
-    moved = {"xOffset": {"expr": "datum.aside"}}
+        layers += _intervals(x, y)
     layers += [
         {
-            "mark": {"type": "line", "strokeWidth": 2, "strokeJoin": "round", **moved},
-            "encoding": {**line, "strokeDash": {**key, "scale": dashes}},
-        },
-        {
-            "transform": [keep(f"{lookup('about', 'name')}.marked && isValid(datum.y)")],
-            "mark": {"type": "point", "filled": True, "size": 40, "opacity": 1, "stroke": ink("page"), "strokeWidth": 1}
-            | moved,
-            "encoding": {**line, "shape": {**key, "scale": shapes}},
+            "mark": {"type": "line", "strokeWidth": 2, "strokeJoin": "round", "xOffset": {"expr": "datum.aside"}},
+            "encoding": {
+                "x": x,
+                "y": y("y"),
+                "color": shade,
+                "strokeDash": {**key, "scale": dashes, "legend": legend(list(names))},
+            },
         },
         *_marks(chart, x),
-        _cursor(x),
         {
-            "transform": [keep("datum.x === at && isValid(datum.y)")],
-            "mark": {"type": "point", "filled": True, "size": 80, "opacity": 1, "stroke": ink("page")} | moved,
-            "encoding": {**line, "color": {**ink_by_name, "legend": None}},
+            "data": {"values": [{}]},
+            "transform": [keep("at !== null")],
+            "mark": {"type": "rule", "color": ink("faint"), "x": {"expr": "scale('x', at)"}, "y": 0, "y2": {"expr": "height"}},
+            "encoding": {},
+        },
+        {
+            "transform": [keep(f"isValid(datum.y) && ({lookup('about', 'name')}.marked || datum.x === at)")],
+            "mark": {
+                "type": "point",
+                "filled": True,
+                "opacity": 1,
+                "color": OWN,
+                "stroke": ink("page"),
+                "strokeWidth": 1,
+                "size": {"expr": f"(datum.x === at ? 2 : 1) * {lookup('about', 'name')}.size"},
+                "x": {"expr": "scale('x', datum.x) + datum.aside"},
+                "y": {"expr": "scale('y', datum.y)"},
+            },
+            "encoding": {"shape": {**key, "scale": shapes, "legend": None}},
         },
     ]
     _, above = unit_name(chart.y, [value for one in chart.series for value in one.y])
@@ -99,8 +114,10 @@ def _channels(chart: Lines) -> tuple[Spec, Any]:
         axis_of(chart.x, xs, grid=False, tickCount=count, title=below, titleAnchor="end", titlePadding=6),
         scale_of(chart.x, padding=30 if named else 8),
     )
-    axis = axis_of(chart.y, ys, grid=True, tickCount=6, domain=False, ticks=False, labelPadding=6)
-    scale = scale_of(chart.y, padding=10) | ({"zero": True} if chart.y.unit == "times" else {})
+    axis = axis_of(chart.y, ys, grid=True, tickCount=5, domain=False, ticks=False, labelPadding=6)
+    scale = scale_of(chart.y, padding=10)
+    if chart.y.unit == "times":
+        scale = scale_of(chart.y, zero=True, nice=True)
 
     def y(field: str) -> Spec:
         return place(field, axis, scale)
@@ -110,12 +127,14 @@ def _channels(chart: Lines) -> tuple[Spec, Any]:
 
 def _about(chart: Lines, one: Series) -> dict[str, Any]:
     """How a line is drawn: whether its intervals are bars at its points or a band, whether its points are marked."""
-    barred = [each.name for each in chart.series if _barred(each)]
+    # Roles are shown and hidden together, so those of one role keep apart from each other.
+    beside = [each.name for each in chart.series if _barred(each) and each.role == one.role]
     return {
-        "barred": one.name in barred,
-        "banded": bool(one.low) and one.name not in barred,
+        "barred": _barred(one),
+        "banded": bool(one.low) and not _barred(one),
         "marked": len(one.x) == 1 or (len(one.x) <= MARKED_UP_TO and one.colour != "faint" and one.role != "ranks"),
-        "aside": APART * (barred.index(one.name) - (len(barred) - 1) / 2) if one.name in barred else 0,
+        "aside": APART * (beside.index(one.name) - (len(beside) - 1) / 2) if _barred(one) else 0,
+        "size": SIZES[shape(one)],
     }
 
 
@@ -126,27 +145,37 @@ def _barred(one: Series) -> bool:
 def _points() -> list[Spec]:
     """From lines to their points; those that are switched off are left out, so that the axes fit what is seen."""
     lists = ("low", "high", "texts")
+
+    def either(kind: str, field: str) -> Spec:
+        """Where there is no such interval it has no width, so that it changes no axis."""
+        is_so = f"{lookup('about', 'name')}.{kind}ed && isValid(datum.{field})"
+        return {"calculate": f"{is_so} ? datum.{field} : datum.y", "as": f"{kind}_{field}"}
+
     return [
         SHOWN,
         *({"calculate": f"datum.{name} || []", "as": name} for name in lists),
         {"flatten": ["x", "y", *lists]},
         keep("isValid(datum.x)"),
         {"calculate": f"isValid(datum.low) ? {lookup('about', 'name')}.aside : 0", "as": "aside"},
+        either("band", "low"),
+        either("band", "high"),
+        either("barr", "low"),
+        either("barr", "high"),
     ]
 
 
-def _intervals(line: Spec, y: Any) -> list[Spec]:
-    only = [keep(f"{lookup('about', 'name')}.barred && isValid(datum.low) && isValid(datum.high)")]
-    moved = {"xOffset": {"expr": "datum.aside"}, "opacity": 0.75}
-    silent = {**line, "color": {**line["color"], "legend": None}}
+def _intervals(x: Spec, y: Any) -> list[Spec]:
+    moved = {"color": OWN, "xOffset": {"expr": "datum.aside"}, "opacity": {"expr": "datum.barr_low < datum.barr_high ? 0.75 : 0"}}
     end: Spec = {"type": "tick", "orient": "horizontal", "size": 10, "thickness": 1.4, **moved}
     return [
         {
-            "transform": only,
             "mark": {"type": "rule", "strokeWidth": 1.4, **moved},
-            "encoding": {**silent, "y": y("low"), "y2": {"field": "high"}},
+            "encoding": {"x": x, "y": y("barr_low"), "y2": {"field": "barr_high"}},
         },
-        *({"transform": only, "mark": end, "encoding": {**silent, "y": y(field)}} for field in ("low", "high")),
+        *(
+            {"mark": end, "encoding": {"x": x, "y": y(field)}}
+            for field in ("barr_low", "barr_high")
+        ),
     ]
 
 
@@ -161,13 +190,12 @@ def _marks(chart: Lines, x: Spec) -> list[Spec]:
     ]
     # The words stay within the plot: they begin, end or are centred at their place.
     side = "scale('x', datum.x) / width"
-    shade = {"expr": lookup("palette", "colour")}
     return [
         {
             "data": {"values": rows},
             "mark": {
                 "type": "rule",
-                "color": shade,
+                "color": OWN,
                 "strokeWidth": 1.4,
                 "strokeDash": [3, 3],
                 "y": {"expr": "datum.high + 4"},
@@ -179,7 +207,7 @@ def _marks(chart: Lines, x: Spec) -> list[Spec]:
             "data": {"values": rows},
             "mark": {
                 "type": "text",
-                "color": shade,
+                "color": OWN,
                 "fontSize": PLAIN,
                 "fontWeight": 600,
                 "baseline": "alphabetic",
@@ -191,11 +219,3 @@ def _marks(chart: Lines, x: Spec) -> list[Spec]:
         },
     ]
 
-
-def _cursor(x: Spec) -> Spec:
-    return {
-        "data": {"values": [{}]},
-        "transform": [keep("at !== null"), {"calculate": "at", "as": "x"}],
-        "mark": {"type": "rule", "color": ink("faint"), "strokeWidth": 1},
-        "encoding": {"x": x},
-    }

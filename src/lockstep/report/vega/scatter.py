@@ -11,6 +11,7 @@ from lockstep.report.vega.common import (
     colour,
     ink,
     keep,
+    lookup,
     place,
     scale_of,
     unit_name,
@@ -30,11 +31,10 @@ def scatter(chart: Scatter) -> Spec:
     _, above = unit_name(chart.y, ys)
     count = {"expr": "max(2, floor(width / 80))"}
     x_axis = axis_of(chart.x, xs, grid=False, tickCount=count, title=below, titleAnchor="end", titlePadding=6)
-    y_axis = axis_of(chart.y, ys, grid=True, tickCount=6, domain=False, ticks=False, labelPadding=6)
+    y_axis = axis_of(chart.y, ys, grid=True, tickCount=5, domain=False, ticks=False, labelPadding=6)
     # Room for the circles beyond the outermost values.
     x_scale, y_scale = scale_of(chart.x, padding=26), scale_of(chart.y, padding=26)
     names = colour("name", {dot.name: dot.colour for dot in chart.dots})
-    silent = {**names, "legend": None}
 
     def x(field: str) -> Spec:
         return place(field, x_axis, x_scale)
@@ -42,17 +42,17 @@ def scatter(chart: Scatter) -> Spec:
     def y(field: str) -> Spec:
         return place(field, y_axis, y_scale)
 
-    interval = {"type": "rule", "strokeWidth": 1.4, "opacity": 0.75}
+    interval = {"type": "rule", "strokeWidth": 1.4, "opacity": 0.75, "color": {"expr": lookup("palette", "colour")}}
     layers: list[Spec] = [
         {
             "transform": [keep("isValid(datum.x_low) && isValid(datum.x_high)")],
             "mark": interval,
-            "encoding": {"x": x("x_low"), "x2": {"field": "x_high"}, "y": y("y"), "color": silent},
+            "encoding": {"x": x("x_low"), "x2": {"field": "x_high"}, "y": y("y")},
         },
         {
             "transform": [keep("isValid(datum.y_low) && isValid(datum.y_high)")],
             "mark": interval,
-            "encoding": {"x": x("x"), "y": y("y_low"), "y2": {"field": "y_high"}, "color": silent},
+            "encoding": {"x": x("x"), "y": y("y_low"), "y2": {"field": "y_high"}},
         },
         {
             "name": "circles",
@@ -62,41 +62,47 @@ def scatter(chart: Scatter) -> Spec:
                 "filled": True,
                 "opacity": 1,
                 "fillOpacity": {"expr": "datum.name === at ? 0.6 : 0.35"},
+                "stroke": {"expr": lookup("palette", "colour")},
                 "strokeWidth": {"expr": "datum.name === at ? 3 : 1.6"},
             },
             "encoding": {
                 "x": x("x"),
                 "y": y("y"),
                 "color": names,
-                "stroke": silent,
                 "size": {"field": "area", "type": "quantitative", "scale": None, "legend": None},
                 "order": {"field": "area", "type": "quantitative", "sort": "descending"},
             },
         },
     ]
-    if len(chart.dots) <= MOST_NAMES:
-        layers.append(_names(x("x"), y("y")))
     spec = base(
         chart, layers, above, named=[dot.name for dot in chart.dots], largest=max((dot.size or 0.0 for dot in chart.dots), default=0.0)
     )
     area = f"datum.size && largest ? max({LEAST}, {LARGEST} * datum.size / largest) : {UNKNOWN}"
-    return spec | {"data": {"name": "dots"}, "transform": [SHOWN, {"calculate": area, "as": "area"}]}
+    return spec | {
+        "data": {"name": "dots"},
+        "transform": [SHOWN, {"calculate": area, "as": "area"}],
+        "usermeta": {"marks": [_names()] if len(chart.dots) <= MOST_NAMES else []},
+    }
 
 
-def _names(x: Spec, y: Spec) -> Spec:
-    """Beside their circles, on the side that has more room."""
-    right = "scale('x', datum.x) < width * 0.62"
-    beside = "sqrt(datum.area / PI) + 5"
+def _names() -> Spec:
+    """Beside their circles, where no other circle or name is. Vega-Lite has no word for it, so the page adds this mark to Vega's form of
+    the spec; it needs a canvas, which only browsers have, so files have the names in their legend alone."""
+    sides = ("right", "left", "top-right", "top-left", "bottom-right", "bottom-left", "top", "bottom")
     return {
+        "type": "text",
         "name": "names",
-        "mark": {
-            "type": "text",
-            "fontSize": SMALL,
-            "color": ink("ink"),
-            "align": {"expr": f"{right} ? 'left' : 'right'"},
-            "dx": {"expr": f"{right} ? {beside} : -({beside})"},
-            "dy": -8,
-            "limit": 170,
+        "interactive": False,
+        "from": {"data": "circles_marks"},
+        "encode": {
+            "update": {
+                "text": {"field": "datum.name"},
+                "fontSize": {"value": SMALL},
+                "limit": {"value": 170},
+                "fill": {"signal": "palette['ink']"},
+            }
         },
-        "encoding": {"x": x, "y": y, "text": {"field": "name", "type": "nominal"}},
+        "transform": [
+            {"type": "label", "size": {"signal": "[max(1, width), max(1, height)]"}, "anchor": list(sides), "offset": [4], "padding": 8}
+        ],
     }

@@ -10,6 +10,7 @@ from lockstep.report.vega.common import (
     colour,
     ink,
     keep,
+    lookup,
     place,
     scale_of,
     unit_name,
@@ -46,7 +47,10 @@ def timeline(chart: Timeline) -> Spec:
     span: Spec = {"x": place("begin", x_axis, x_scale), "x2": {"field": "end"}, "y": y, "y2": {"field": "bottom"}}
     part = colour("part", {name: name for name in chart.parts})
     layers: list[Spec] = [
-        {"mark": {"type": "rect", "strokeWidth": 0.4}, "encoding": {**span, "color": part, "stroke": {**part, "legend": None}}},
+        {
+            "mark": {"type": "rect", "stroke": {"expr": lookup("palette", "part")}, "strokeWidth": 0.4},
+            "encoding": {**span, "color": part},
+        },
         {
             "transform": [keep("datum.place === at")],
             "mark": {"type": "rect", "filled": False, "stroke": ink("ink"), "strokeWidth": 1.5},
