@@ -10,6 +10,7 @@ import io
 import itertools
 import json
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -33,7 +34,7 @@ from lockstep.report.html import page
 from lockstep.report.markdown import markdown
 from lockstep.report.subject import of_names, of_runs
 from lockstep.report.units import span, text
-from lockstep.report.vega import files
+from lockstep.report.vega import bundle, files
 from lockstep.report.views import Report
 from support import SHORT, Cli
 from test_report import ALONE, BOTH, EPOCHS, HOSTILE, RECIPE, Folders, compared, isolated, study_folder
@@ -289,6 +290,8 @@ def test_what_cannot_be_written(folders: Folders, tmp_path: Path) -> None:
 def test_a_report_needs_no_torch(folders: Folders, tmp_path: Path) -> None:
     """A laptop that looks at a cluster's runs has none."""
     compared(folders, 1)
+    bundle.bundle()
+    shutil.copytree(bundle.folder(), tmp_path / "cache" / "lockstep" / "vega")
     out = tmp_path / "report.html"
     code = "import sys; sys.modules['torch'] = None\nfrom lockstep.cli.report import command\ncommand()"
     names = [str(path) for path in folders.root.iterdir() if path.name != ".index.sqlite"]

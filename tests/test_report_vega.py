@@ -97,7 +97,9 @@ def test_points_of_a_line_lie_where_their_values_say() -> None:
 def test_powers_lie_equally_far_apart_on_a_logarithmic_axis() -> None:
     size = Axis(label="message", unit="binary", log=True)
     time = Axis(label="time", unit="seconds", log=True)
-    one = Series(name="gloo", colour="c0", x=[4, 1 << 10, 1 << 18], y=[1e-5, 1e-4, 1e-3], low=[5e-6] * 3, high=[2e-3] * 3)
+    one = Series(
+        name="gloo", colour="c0", x=[4, 1 << 10, 1 << 18], y=[1e-5, 1e-4, 1e-3], low=[5e-6] * 3, high=[2e-3] * 3
+    )
     picture = Picture(line_chart(one, x=size, y=time))
     (path,) = picture.marks("line")
     (x0, y0), (x1, y1), (x2, y2) = corners(path)

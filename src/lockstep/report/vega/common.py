@@ -141,7 +141,10 @@ def axis_of(axis: Axis, values: Iterable[float | None], **more: Any) -> Spec:
         **more,
     }
     if axis.log:
-        found |= {"values": powers(*extent(known, log=True), _root(axis)), "labelExpr": _by_size("datum.value", axis.unit, ",.3~r")}
+        found |= {
+            "values": powers(*extent(known, log=True), _root(axis)),
+            "labelExpr": _by_size("datum.value", axis.unit, ",.3~r"),
+        }
     elif axis.unit == "count":
         found |= {"values": whole(*extent(known)), "labelExpr": "format(datum.value, ',.0f')"}
     else:
@@ -167,13 +170,16 @@ def _root(axis: Axis) -> int:
 
 
 def powers(low: float, high: float, root: int) -> list[float]:
+    """Powers of a root, at most seven."""
     first, last = math.ceil(math.log(low, root) - 1e-9), math.floor(math.log(high, root) + 1e-9)
-    return [float(root) ** power for power in range(first, last + 1)]
+    return [float(root) ** power for power in range(first, last + 1, max(1, math.ceil((last - first) / 6)))]
 
 
 def whole(low: float, high: float) -> list[int]:
     """Round whole numbers, at most a dozen."""
-    step = next(size * 10**power for power in range(16) for size in (1, 2, 5) if (high - low) / (size * 10**power) <= 12)
+    step = next(
+        size * 10**power for power in range(16) for size in (1, 2, 5) if (high - low) / (size * 10**power) <= 12
+    )
     return list(range(step * math.ceil(low / step), math.floor(high) + 1, step))
 
 
@@ -205,8 +211,10 @@ def legend(names: Sequence[str]) -> Spec:
         "values": {"expr": "named"},
         "labelColor": ink("muted"),
         "labelLimit": WIDTH - 60,
-        "symbolSize": 120,
+        "symbolSize": 160,
         "symbolStrokeWidth": 2,
+        "rowPadding": 5,
+        "columnPadding": 14,
         "offset": 12,
     }
 

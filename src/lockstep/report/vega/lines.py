@@ -36,7 +36,6 @@ def lines(chart: Lines) -> Spec:
     x, y = _channels(chart)
     names = {one.name: one.colour for one in chart.series}
     dashes = {"domain": list(names), "range": [[6, 4] if one.dash else [1, 0] for one in chart.series]}
-    shapes = {"domain": list(names), "range": [shape(one) for one in chart.series]}
     shade = colour("name", names)
     key = {"field": "name", "type": "nominal", "title": None}
     about = {one.name: _about(chart, one) for one in chart.series}
@@ -65,7 +64,13 @@ def lines(chart: Lines) -> Spec:
         {
             "data": {"values": [{}]},
             "transform": [keep("at !== null")],
-            "mark": {"type": "rule", "color": ink("faint"), "x": {"expr": "scale('x', at)"}, "y": 0, "y2": {"expr": "height"}},
+            "mark": {
+                "type": "rule",
+                "color": ink("faint"),
+                "x": {"expr": "scale('x', at)"},
+                "y": 0,
+                "y2": {"expr": "height"},
+            },
             "encoding": {},
         },
         {
@@ -77,11 +82,12 @@ def lines(chart: Lines) -> Spec:
                 "color": OWN,
                 "stroke": ink("page"),
                 "strokeWidth": 1,
+                "shape": {"expr": f"{lookup('about', 'name')}.shape"},
                 "size": {"expr": f"(datum.x === at ? 2 : 1) * {lookup('about', 'name')}.size"},
                 "x": {"expr": "scale('x', datum.x) + datum.aside"},
                 "y": {"expr": "scale('y', datum.y)"},
             },
-            "encoding": {"shape": {**key, "scale": shapes, "legend": None}},
+            "encoding": {},
         },
     ]
     _, above = unit_name(chart.y, [value for one in chart.series for value in one.y])
@@ -108,7 +114,8 @@ def _channels(chart: Lines) -> tuple[Spec, Any]:
     xs = [value for one in chart.series for value in one.x]
     ys = [value for one in chart.series for value in (*one.y, *one.low, *one.high)]
     _, below = unit_name(chart.x, xs)
-    count = {"expr": "max(2, floor(width / 70))"}
+    # Vega leaves out every other mark until no more than so many are left.
+    count = {"expr": f"max(2, floor(width / {44 if chart.x.unit == 'count' else 66}))"}
     x = place(
         "x",
         axis_of(chart.x, xs, grid=False, tickCount=count, title=below, titleAnchor="end", titlePadding=6),
@@ -134,6 +141,7 @@ def _about(chart: Lines, one: Series) -> dict[str, Any]:
         "banded": bool(one.low) and not _barred(one),
         "marked": len(one.x) == 1 or (len(one.x) <= MARKED_UP_TO and one.colour != "faint" and one.role != "ranks"),
         "aside": APART * (beside.index(one.name) - (len(beside) - 1) / 2) if _barred(one) else 0,
+        "shape": shape(one),
         "size": SIZES[shape(one)],
     }
 
@@ -165,17 +173,18 @@ def _points() -> list[Spec]:
 
 
 def _intervals(x: Spec, y: Any) -> list[Spec]:
-    moved = {"color": OWN, "xOffset": {"expr": "datum.aside"}, "opacity": {"expr": "datum.barr_low < datum.barr_high ? 0.75 : 0"}}
+    moved = {
+        "color": OWN,
+        "xOffset": {"expr": "datum.aside"},
+        "opacity": {"expr": "datum.barr_low < datum.barr_high ? 0.75 : 0"},
+    }
     end: Spec = {"type": "tick", "orient": "horizontal", "size": 10, "thickness": 1.4, **moved}
     return [
         {
             "mark": {"type": "rule", "strokeWidth": 1.4, **moved},
             "encoding": {"x": x, "y": y("barr_low"), "y2": {"field": "barr_high"}},
         },
-        *(
-            {"mark": end, "encoding": {"x": x, "y": y(field)}}
-            for field in ("barr_low", "barr_high")
-        ),
+        *({"mark": end, "encoding": {"x": x, "y": y(field)}} for field in ("barr_low", "barr_high")),
     ]
 
 
@@ -218,4 +227,3 @@ def _marks(chart: Lines, x: Spec) -> list[Spec]:
             "encoding": {"x": x, "text": {"field": "text", "type": "nominal"}},
         },
     ]
-

@@ -9,7 +9,6 @@ from lockstep.report.vega.common import (
     axis_of,
     base,
     colour,
-    ink,
     keep,
     lookup,
     place,
@@ -45,11 +44,13 @@ def scatter(chart: Scatter) -> Spec:
     interval = {"type": "rule", "strokeWidth": 1.4, "opacity": 0.75, "color": {"expr": lookup("palette", "colour")}}
     layers: list[Spec] = [
         {
+            "name": "across",
             "transform": [keep("isValid(datum.x_low) && isValid(datum.x_high)")],
             "mark": interval,
             "encoding": {"x": x("x_low"), "x2": {"field": "x_high"}, "y": y("y")},
         },
         {
+            "name": "upright",
             "transform": [keep("isValid(datum.y_low) && isValid(datum.y_high)")],
             "mark": interval,
             "encoding": {"x": x("x"), "y": y("y_low"), "y2": {"field": "y_high"}},
@@ -75,7 +76,11 @@ def scatter(chart: Scatter) -> Spec:
         },
     ]
     spec = base(
-        chart, layers, above, named=[dot.name for dot in chart.dots], largest=max((dot.size or 0.0 for dot in chart.dots), default=0.0)
+        chart,
+        layers,
+        above,
+        named=[dot.name for dot in chart.dots],
+        largest=max((dot.size or 0.0 for dot in chart.dots), default=0.0),
     )
     area = f"datum.size && largest ? max({LEAST}, {LARGEST} * datum.size / largest) : {UNKNOWN}"
     return spec | {
@@ -88,7 +93,7 @@ def scatter(chart: Scatter) -> Spec:
 def _names() -> Spec:
     """Beside their circles, where no other circle or name is. Vega-Lite has no word for it, so the page adds this mark to Vega's form of
     the spec; it needs a canvas, which only browsers have, so files have the names in their legend alone."""
-    sides = ("right", "left", "top-right", "top-left", "bottom-right", "bottom-left", "top", "bottom")
+    sides = ("top-right", "top-left", "bottom-right", "bottom-left", "right", "left")
     return {
         "type": "text",
         "name": "names",
@@ -103,6 +108,13 @@ def _names() -> Spec:
             }
         },
         "transform": [
-            {"type": "label", "size": {"signal": "[max(1, width), max(1, height)]"}, "anchor": list(sides), "offset": [4], "padding": 8}
+            {
+                "type": "label",
+                "size": {"signal": "[max(1, width), max(1, height)]"},
+                "anchor": list(sides),
+                "offset": [3],
+                "padding": 0,
+                "avoidMarks": ["across_marks", "upright_marks"],
+            }
         ],
     }

@@ -30,7 +30,9 @@ def timeline(chart: Timeline) -> Spec:
     last = max((span.end for lane in chart.lanes for span in lane.spans), default=1.0)
     _, below = unit_name(chart.x, [last])
     count = {"expr": "max(2, floor(width / 90))"}
-    x_axis = axis_of(chart.x, [last], grid=True, tickCount=count, title=below, titleAnchor="end", domain=False, ticks=False)
+    x_axis = axis_of(
+        chart.x, [last], grid=True, tickCount=count, title=below, titleAnchor="end", domain=False, ticks=False
+    )
     x_scale = scale_of(chart.x, domain=[0, last])
     y_axis: Spec = {
         "title": None,
