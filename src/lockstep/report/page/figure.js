@@ -24,7 +24,7 @@ function swatch(item) {
   return node;
 }
 
-// The figure of a chart. `figure.update(chart)` shows other data in its place.
+// The figure of a chart. `figure.update(chart)` shows other data in its place; `figure.close()` lets go of what it holds.
 function figureFor(given) {
   let chart = given;
   const lists = { lines: chart.series, scatter: chart.dots };
@@ -48,6 +48,7 @@ function figureFor(given) {
   const head = element("div", { class: "figure-head" }, element("h4", {}, chart.title), toolsFor(() => chart, state, table));
   put(figure, {}, [head, says, switchesFor(chart, state, redraw), legend, plot, status, table]);
   fillLegend(legend, legendOf(chart, state), state, redraw);
+  figure.close = () => drawn.close();
   figure.update = (next) => {
     chart = next;
     says.textContent = chart.says;
@@ -114,6 +115,8 @@ function follow(plot, status, mark) {
       ...(stop.rows.length > rows.length ? [element("div", {}, `and ${stop.rows.length - rows.length} more`)] : []),
     );
     tip.hidden = false;
+    // Its width depends on where it stands.
+    tip.style.left = "0";
     const [box, wide, high] = [boxOf(stop), tip.offsetWidth, tip.offsetHeight];
     const right = box[2] + 12 + wide <= plot.clientWidth;
     const beside = right || box[0] - 12 - wide >= 0;

@@ -78,6 +78,17 @@ async function onPaper(chart, state) {
   return embed(element("div", {}), spec, OPTIONS);
 }
 
+// Plots near the window are drawn at once, the others one by one when there is nothing else to do: a page may be printed at any time.
+const waiting = [];
+const idle = (work) => (window.requestIdleCallback ? requestIdleCallback(work, { timeout: 2000 }) : setTimeout(work, 100));
+async function drawNext() {
+  const next = waiting.shift();
+  if (!next) return;
+  await next();
+  idle(drawNext);
+}
+idle(drawNext);
+
 // Keeps a plot in its place as it should be. `changed` is called whenever it has been drawn.
 function plotter(node, given, state, changed) {
   let [chart, view, result, width, seen, turn] = [given, null, null, 0, false, 0];
@@ -117,22 +128,31 @@ function plotter(node, given, state, changed) {
     if (again) draw();
     else fit();
   };
-  new ResizeObserver((entries) => {
+  const size = new ResizeObserver((entries) => {
     const now = Math.floor(entries[0].contentRect.width);
     if (now !== width && now >= LEAST) resize(now);
-  }).observe(node);
-  const show = () => {
+  });
+  size.observe(node);
+  const show = async () => {
     if (seen) return;
     seen = true;
-    draw();
+    await draw();
   };
-  new IntersectionObserver((entries) => {
+  const sight = new IntersectionObserver((entries) => {
     if (entries.some((entry) => entry.isIntersecting)) show();
-  }, { rootMargin: "600px" }).observe(node);
-  addEventListener("beforeprint", show);
-  document.addEventListener("theme", () => change({ palette: nowPalette(chart.spec) }));
+  }, { rootMargin: "600px" });
+  sight.observe(node);
+  const ended = new AbortController();
+  addEventListener("beforeprint", show, { signal: ended.signal });
+  document.addEventListener("theme", () => change({ palette: nowPalette(chart.spec) }), { signal: ended.signal });
+  waiting.push(show);
   return {
     at: (place) => view && view.signal("at", place).run(),
+    close: () => {
+      for (const one of [size, sight]) one.disconnect();
+      ended.abort();
+      if (result) result.finalize();
+    },
     switch: () => change(switched(chart, state)),
     update: (next) => {
       const same = JSON.stringify([chart.spec, chart.narrow]) === JSON.stringify([next.spec, next.narrow]);

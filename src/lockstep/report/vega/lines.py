@@ -64,14 +64,8 @@ def lines(chart: Lines) -> Spec:
         {
             "data": {"values": [{}]},
             "transform": [keep("at !== null")],
-            "mark": {
-                "type": "rule",
-                "color": ink("faint"),
-                "x": {"expr": "scale('x', at)"},
-                "y": 0,
-                "y2": {"expr": "height"},
-            },
-            "encoding": {},
+            "mark": {"type": "rule", "color": ink("faint")},
+            "encoding": {"x": {"value": {"expr": "scale('x', at)"}}},
         },
         {
             "transform": [keep(f"isValid(datum.y) && ({lookup('about', 'name')}.marked || datum.x === at)")],
