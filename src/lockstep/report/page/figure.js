@@ -46,13 +46,17 @@ function figureFor(given) {
     fillLegend(legend, legendOf(chart, state), state, redraw);
   };
   const head = element("div", { class: "figure-head" }, element("h4", {}, chart.title), toolsFor(() => chart, state, table));
-  put(figure, {}, [head, says, switchesFor(chart, state, redraw), legend, plot, status, table]);
+  const switches = element("div", { class: "switches" });
+  const fillSwitches = () => switches.replaceChildren(...switchesFor(chart, state, redraw));
+  fillSwitches();
+  put(figure, {}, [head, says, switches, legend, plot, status, table]);
   fillLegend(legend, legendOf(chart, state), state, redraw);
   figure.close = () => drawn.close();
   figure.update = (next) => {
     chart = next;
     says.textContent = chart.says;
     drawn.update(chart);
+    if (switches.children.length !== switchesFor(chart, state, redraw).length) fillSwitches();
     fillLegend(legend, legendOf(chart, state), state, redraw);
     if (!table.hidden) table.replaceChildren(plainTable(dataOf(chart)));
     else table.replaceChildren();
@@ -80,8 +84,8 @@ function switchesFor(chart, state, redraw) {
   const all = (chart.series || chart.rows || []).map((one) => one.role).filter(Boolean);
   // A single line has its switch in the legend.
   const roles = [...new Set(all)].filter((role) => (chart.hidden || []).includes(role) || all.filter((other) => other === role).length > 1);
-  if (!roles.some((role) => (chart.hidden || []).includes(role))) return null;
-  const boxes = roles.map((role) => {
+  if (!roles.some((role) => (chart.hidden || []).includes(role))) return [];
+  return roles.map((role) => {
     const box = element("input", { type: "checkbox", onchange: () => {
       if (box.checked) state.roles.delete(role);
       else state.roles.add(role);
@@ -90,7 +94,6 @@ function switchesFor(chart, state, redraw) {
     box.checked = !state.roles.has(role);
     return element("label", {}, box, role);
   });
-  return element("div", { class: "switches" }, ...boxes);
 }
 
 // What is under the pointer, or where the arrow keys have gone. The plot itself marks the place.

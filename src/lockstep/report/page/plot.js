@@ -3,18 +3,25 @@
 const [LEAST, NARROW] = [50, 560];
 const OPTIONS = { mode: "vega-lite", actions: false, ast: true, renderer: "svg", tooltip: false, defaultStyle: false };
 
-// The library is in the page, packed, and allowed by its hash; where it has been loaded by other means, that one is taken.
+// The library is in the page, packed, and allowed by its hash; a page that has a server says where it is to be had.
 let loading = null;
 function library() {
-  loading ||= window.vegaEmbed ? Promise.resolve(window.vegaEmbed) : unpack();
+  const held = document.getElementById("library");
+  loading ||= held.dataset.src ? load(held.dataset.src) : unpack(held.textContent);
   return loading;
 }
 
-async function unpack() {
-  const bytes = Uint8Array.from(atob(document.getElementById("library").textContent), (one) => one.charCodeAt(0));
+function load(src) {
+  return new Promise((done, failed) => {
+    const script = element("script", { src, onload: () => done(window.vegaEmbed), onerror: () => failed(new Error("the plotting library cannot be loaded")) });
+    document.head.append(script);
+  });
+}
+
+async function unpack(text) {
+  const bytes = Uint8Array.from(atob(text), (one) => one.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  const script = element("script", {}, await new Response(stream).text());
-  document.head.append(script);
+  document.head.append(element("script", {}, await new Response(stream).text()));
   return window.vegaEmbed;
 }
 
@@ -81,13 +88,20 @@ async function onPaper(chart, state) {
 // Plots near the window are drawn at once, the others one by one when there is nothing else to do: a page may be printed at any time.
 const waiting = [];
 const idle = (work) => (window.requestIdleCallback ? requestIdleCallback(work, { timeout: 2000 }) : setTimeout(work, 100));
+let busy = false;
 async function drawNext() {
   const next = waiting.shift();
+  busy = Boolean(next);
   if (!next) return;
   await next();
   idle(drawNext);
 }
-idle(drawNext);
+
+function drawInTime(show) {
+  waiting.push(show);
+  if (!busy) idle(drawNext);
+  busy = true;
+}
 
 // Keeps a plot in its place as it should be. `changed` is called whenever it has been drawn.
 function plotter(node, given, state, changed) {
@@ -145,7 +159,7 @@ function plotter(node, given, state, changed) {
   const ended = new AbortController();
   addEventListener("beforeprint", show, { signal: ended.signal });
   document.addEventListener("theme", () => change({ palette: nowPalette(chart.spec) }), { signal: ended.signal });
-  waiting.push(show);
+  drawInTime(show);
   return {
     at: (place) => view && view.signal("at", place).run(),
     close: () => {
