@@ -23,12 +23,13 @@ setup: $(VENV)/.installed  ## Make .venv and install everything.
 demo: setup  ## Train the MNIST net with one process and with two ranks, and compare.
 	$(BIN)/lockstep demo
 
-# Slurm comes from the system's packages, where we may install them; without it, its tests are skipped and say so. Most tests
+# Slurm and a browser come from the system's packages, where we may install them; without them, their tests are skipped and say so. Most tests
 # wait for processes to start and to end, so two files go at a time. What fails then is run once more, alone: a test of faults
 # and timeouts can fail because its neighbour took the machine. Both results are printed, and what fails twice fails. Tests that
 # judge by time (`alone`) have the machine to themselves.
 test: setup  ## Run every test; CI runs this.
-	@bash .ci/slurm
+	@bash .ci/packages slurm "slurmctld slurmd sbatch munged" "slurmctld slurmd slurm-client munge"
+	@bash .ci/packages browser "chromium" "chromium fonts-dejavu-core"
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not alone' --durations=25 || \
 		$(BIN)/python -m pytest -n 0 --last-failed --last-failed-no-failures none -m 'not alone'
 	$(BIN)/python -m pytest -n 0 -m alone || \

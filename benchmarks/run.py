@@ -16,12 +16,16 @@ from pathlib import Path
 from benchmarks import machine, record
 from benchmarks.processes import ROOT, ContenderFailed
 from benchmarks.sections import (
+    dashboard,
     exchange,
     explain,
     instrumentation,
+    kernels,
     listing,
     loader,
     peers,
+    predict,
+    quantization,
     scaling,
     slow_link,
     start,
@@ -40,6 +44,10 @@ SECTIONS: dict[str, Callable[[Settings], record.Section]] = {
     "slow-link": slow_link.measure,
     "listing": listing.measure,
     "explain": explain.measure,
+    "predict": predict.measure,
+    "dashboard": dashboard.measure,
+    "quantization": quantization.measure,
+    "kernels": kernels.measure,
 }
 RESULTS = ROOT / "benchmarks" / "results"
 QUICK = {"repeats": 2, "samples": 3200}

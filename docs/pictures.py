@@ -1,11 +1,24 @@
-"""Draws the picture of the README from a real demo: `.venv/bin/python docs/pictures.py` writes docs/demo.svg."""
+"""Makes the pictures of the README from real runs: `.venv/bin/python docs/pictures.py` writes docs/demo.svg and docs/pictures/*.png.
+
+It takes a few minutes, needs Playwright and Chromium, and trains a small study in a folder that goes away. `pages` leaves out the demo,
+`demo` the pages.
+"""
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -13,6 +26,8 @@ from rich.text import Text
 from lockstep.cli.demo import render
 
 HERE = Path(__file__).parent
+LOCKSTEP = str(Path(sys.executable).with_name("lockstep"))
+MOST_BYTES = 200_000
 
 # As rich's own, without the web font that it would fetch.
 FORMAT = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
@@ -31,16 +46,143 @@ FORMAT = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="htt
 </svg>
 """
 
+STUDY = """
+about = "What a second core brings, with the same global batch and with twice of it."
+baseline = "1 rank"
+repeats = 3
+metrics = ["seconds", "images_per_second", "accuracy", "memory"]
+[recipe]
+model = "mnist-convnet"
+data = "mnist"
+train_limit = 12000
+global_batch = 128
+epochs = 5
+optimizer.lr = 1e-3
+[placement]
+threads = 1
+[cells."1 rank"]
+ranks = 1
+[cells."2 ranks"]
+ranks = 2
+[cells."2 ranks, batch 256"]
+ranks = 2
+global_batch = 256
+"""
 
-def main() -> None:
-    lockstep = Path(sys.executable).with_name("lockstep")
-    finished = subprocess.run([lockstep, "demo", "--json"], stdout=subprocess.PIPE, text=True, check=True)
+
+def main(words: list[str]) -> None:
+    if words != ["pages"]:
+        demo()
+    if words != ["demo"]:
+        pages()
+
+
+def demo() -> None:
+    finished = subprocess.run([LOCKSTEP, "demo", "--json"], stdout=subprocess.PIPE, text=True, check=True)
     report = json.loads(finished.stdout)
-    out = Console(record=True, width=112, force_terminal=True, highlight=False)
-    out.print(Text("$ lockstep demo", style="bold"))
+    out = terminal("$ lockstep demo")
     render(report, "mnist", out)
     out.save_svg(str(HERE / "demo.svg"), code_format=FORMAT, title="lockstep demo")
 
 
+def terminal(command: str) -> Console:
+    out = Console(record=True, width=112, force_terminal=True, highlight=False, file=io.StringIO())
+    out.print(Text(command, style="bold"))
+    return out
+
+
+def pages() -> None:
+    with tempfile.TemporaryDirectory(prefix="lockstep-pictures-") as name, chromium() as browser:
+        folder = Path(name)
+        (folder / "two-cores.toml").write_text(STUDY)
+        call(folder, "study", "run", "two-cores.toml", "--quiet")
+        last = json.loads(call(folder, "runs", "--json", "--all"))[-1]["id"]
+        call(folder, "explain", last, "--measure", "--seconds", "8")
+        call(folder, "report", "two-cores", "-o", "report.html")
+        for scheme, picture in (("light", "report"), ("dark", "report-dark")):
+            page = new_page(browser, scheme, 1100)
+            page.goto((folder / "report.html").as_uri())
+            page.wait_for_selector("figure svg, figure canvas")
+            page.wait_for_timeout(500)
+            keep(page, picture)
+        shown = call(folder, "show", "last", "--plot", COLUMNS="100", FORCE_COLOR="1")
+        out = terminal("$ lockstep show last")
+        out.print(Text.from_ansi(shown.rpartition("\n" + name)[0] or shown))
+        page = new_page(browser, "light", 700)
+        page.set_content(f'<body style="margin:0">{out.export_svg(code_format=FORMAT, title="lockstep show")}</body>')
+        keep(page, "terminal", "svg")
+        live(folder, browser)
+
+
+def live(folder: Path, browser: Any) -> None:
+    """A run under way, in the dashboard."""
+    words = ("data=mnist", "train_limit=12000", "global_batch=128", "epochs=60", "ranks=2", "threads=1")
+    training = subprocess.Popen([LOCKSTEP, "run", *words, "--quiet"], cwd=folder, env=environment())
+    server = subprocess.Popen(
+        [LOCKSTEP, "dashboard", "--port", "0", "--no-open", "--json"],
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert server.stdout is not None
+        text = ""
+        while not text.endswith("}\n"):
+            text += server.stdout.readline()
+        page = new_page(browser, "light", 1000)
+        page.goto(json.loads(text)["address"])
+        page.locator(".state.running").first.wait_for(timeout=60_000)
+        page.locator(".runs tbody a").first.click()
+        page.locator("figure[id='accuracy']").wait_for(timeout=60_000)
+        time.sleep(20)  # a few epochs to look at
+        page.evaluate("document.querySelectorAll('details.cell').forEach((one) => { one.open = false; })")
+        keep(page, "dashboard")
+    finally:
+        for process in (server, training):
+            process.send_signal(signal.SIGINT)
+            process.wait(60)
+
+
+def call(folder: Path, *words: str, **more: str) -> str:
+    return subprocess.run(
+        [LOCKSTEP, *words], cwd=folder, env=environment(**more), stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**{key: value for key, value in os.environ.items() if key != "LOCKSTEP_RUNS"}, **more}
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    path = os.environ.get("LOCKSTEP_BROWSER") or shutil.which("chromium") or shutil.which("google-chrome")
+    with sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def new_page(browser: Any, scheme: str, height: int) -> Any:
+    return browser.new_context(viewport={"width": 1400, "height": height}, color_scheme=scheme).new_page()
+
+
+def keep(page: Any, name: str, part: str | None = None) -> None:
+    """In as many colours as a page has: a quarter of the size, and no difference to the eye."""
+    from PIL import Image
+
+    data = page.locator(part).screenshot() if part else page.screenshot()
+    path = HERE / "pictures" / f"{name}.png"
+    path.parent.mkdir(exist_ok=True)
+    with Image.open(io.BytesIO(data)) as picture:
+        picture.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+    size = path.stat().st_size
+    print(f"{path.name}: {size / 1e3:.0f} kB")
+    if size > MOST_BYTES:
+        sys.exit(f"{path.name} is larger than {MOST_BYTES / 1e3:.0f} kB")
+
+
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -60,7 +60,7 @@ def missing() -> str | None:
     if os.getuid() != 0:
         return "a Slurm of our own needs root"
     absent = [name for name in NEEDED if shutil.which(name, path=_PATH) is None]
-    return f"not installed: {', '.join(absent)} (.ci/slurm installs them on Debian)" if absent else None
+    return f"not installed: {', '.join(absent)} (.ci/packages installs them on Debian)" if absent else None
 
 
 class Cluster:

@@ -223,6 +223,10 @@ def test_default_runs_everything_and_is_no_trial() -> None:
         "slow-link",
         "listing",
         "explain",
+        "predict",
+        "dashboard",
+        "quantization",
+        "kernels",
     } == set(sections)
     assert (settings.repeats, settings.samples, trial) == (5, None, False)
     assert folder.name == "results"

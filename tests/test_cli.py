@@ -335,8 +335,10 @@ def test_demo_without_a_network_uses_the_embedded_set_and_says_so(cli: Cli) -> N
     assert "Mathematics agrees" in result.stdout
     assert "Where the time went" in result.stdout
     assert len(result.stdout.splitlines()) < 24, "one screen"
-    states = {Run(folder).status()["state"] for folder in cli.runs.iterdir()}
+    states = {Run(folder).status()["state"] for folder in cli.runs.iterdir() if folder.is_dir()}
     assert states == {"done"}
+    assert (cli.runs / "demo.html").read_text().startswith("<!doctype html>")
+    assert str(cli.runs / "demo.html") in result.stdout
 
 
 def test_the_python_interface(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
-"""What measuring costs: our step clock's work for one step, as a share of a step of document D's job.
+"""What measuring costs: our step clock's work for one step, as a share of a step of document D's job; and what `--trace` costs.
 
 Training with the clock against training without it would not answer this: one per cent is far below the noise
-of an epoch. So the clock's calls are timed by the ten thousand, by themselves (`benchmarks.clock_cost`).
+of an epoch. So the clock's calls are timed by the ten thousand, by themselves (`benchmarks.clock_cost`), and steps
+with and without a trace by the same two ranks in turns (`benchmarks.trace_cost`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import sys
 
 from benchmarks import ours
 from benchmarks.processes import last_core, parse_line, run
-from benchmarks.record import Section, compare
+from benchmarks.record import Measurement, Section, compare
 from benchmarks.rounds import Span, interleave
 from benchmarks.settings import Settings
 
@@ -18,6 +19,8 @@ BATCH = 32
 CLOCK = "clock"
 STEP = "step"
 TARGET = 0.01
+UNTRACED, TRACED = "two ranks, no trace", "two ranks, --trace"
+TARGET_TRACED = 1.05
 
 
 def measure(settings: Settings) -> Section:
@@ -34,6 +37,10 @@ def measure(settings: Settings) -> Section:
         section.comparisons.append(found)
     for name, reason in outcome.failures.items():
         section.refuse(f"{name} failed: {reason}")
+    section.measurements += traced_spans(len(section.measurements))
+    slower = compare(section.measurements, TRACED, UNTRACED, "share", "wall", TARGET_TRACED)
+    if slower:
+        section.comparisons.append(slower)
     section.notes.append("The step contains the clock, so its share of the rest is larger by that share squared.")
     return section
 
@@ -48,3 +55,15 @@ def step_span(samples: int | None) -> Span:
     """A whole step of D's job as Lockstep trains it."""
     images = ours.train(BATCH, 1, 1, samples, last_core())
     return Span(-(-images.units // BATCH), images.wall_seconds, images.cpu_seconds, {})
+
+
+def traced_spans(before: int) -> list[Measurement]:
+    """Every round of `benchmarks.trace_cost`, in the order in which it was taken."""
+    document = parse_line(run([sys.executable, "-m", "benchmarks.trace_cost"], None, threads=1))
+    found: list[Measurement] = []
+    for number, spans in enumerate(document["rounds"], 1):
+        for name, seconds in spans.items():
+            words = TRACED if name == "on" else UNTRACED
+            # The ranks wait for each other: it is the wall clock that counts.
+            found.append(Measurement(before + len(found) + 1, number, words, document["steps"], seconds, 0.0))
+    return found

@@ -129,6 +129,10 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     early_stopping: EarlyStopping = EarlyStopping()
     compile: bool = False
     """Compile the model with torch.compile; the time that takes is measured apart."""
+    fused: bool = False
+    """Convolution, ReLU and max-pool in one kernel of Lockstep's own, where it was measured to be faster (docs/kernels.md)."""
+    quantize: Literal["off", "qat"] = "off"
+    """qat: train with fake quantization, and make and test an int8 model after every epoch (docs/quantization.md)."""
     seed: Annotated[int, Meta(ge=0)] = 123
 
 

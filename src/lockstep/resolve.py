@@ -24,6 +24,8 @@ def resolve(recipe: Recipe, placement: Placement) -> tuple[Recipe, Placement]:
     placement = replace(placement, backend=_backend(placement), strategy=_strategy(placement))
     if recipe.precision == "fp16" and placement.strategy == "fsdp":
         raise InputError("precision=fp16 does not go with strategy=fsdp yet: choose precision=bf16, or strategy=ddp")
+    if recipe.quantize != "off":
+        _check_quantize(recipe, placement)
     # Emulated hosts share this machine's cores.
     sharing = placement.ranks if placement.emulated else ranks_per_host(placement)
     # Measured on 4-D image batches with few channels: pooling and convolution gradients are vectorised over channels-last
@@ -145,3 +147,15 @@ def split_address(address: str) -> tuple[str, int]:
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise InputError(f"rendezvous={address!r} is not HOST:PORT, for example rendezvous=10.0.0.1:29500")
     return host, int(port)
+
+
+def _check_quantize(recipe: Recipe, placement: Placement) -> None:
+    if recipe.precision != "fp32":
+        raise InputError(f"quantize=qat trains in fp32, not precision={recipe.precision}: leave one of them out")
+    for key in ("compile", "fused"):
+        if getattr(recipe, key):
+            raise InputError(f"quantize=qat does not go with {key}=true: leave one of them out")
+    if placement.strategy in ("fsdp", "dp"):
+        raise InputError(f"quantize=qat does not go with strategy={placement.strategy}: choose strategy=ddp or flat")
+    if placement.device != "cpu":
+        raise InputError("quantize=qat tests its int8 model on CPU kernels: choose device=cpu")

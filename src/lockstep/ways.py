@@ -27,7 +27,7 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     no-data       together, with one batch that is used again and again: no loader
     double        together, with twice the batch
     half-threads  together, with half the threads
-    plain@64, apart@64    the same with 64 samples a rank
+    plain@64, apart@64, …    the same with 64 samples a rank (for `lockstep predict`)
     """
 
     name: str
@@ -52,6 +52,10 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     def seconds(self) -> float:
         """The middle over rounds."""
         return statistics.median(self.by_round)
+
+    def beyond(self, other: Way) -> list[float]:
+        """By how many seconds a step takes longer than one of `other`, round by round."""
+        return [mine - theirs for mine, theirs in zip(self.by_round, other.by_round, strict=True)]
 
 
 def read(folder: Path) -> dict[str, Way]:

@@ -65,11 +65,33 @@ def command(runs: Path | None, data_root: Path | None, as_json: bool) -> None:
             results.append((label, execute(folder, spec, progress=progress)))
         finally:
             progress.clear()
-    report = compare(results)
+    report = {**compare(results), "report": str(_write_page([run for _, run in results], runs))}
     if as_json:
         print_json(report)
     else:
         render(report, data, console())
+        _open_page(Path(report["report"]))
+
+
+def _write_page(results: list[Any], runs: Path | None) -> Path:
+    """The same as one page with all curves, beside the runs."""
+    from lockstep.report.document import report
+    from lockstep.report.html import page
+    from lockstep.report.subject import of_runs
+    from lockstep.run import runs_root
+
+    path = runs_root(runs) / "demo.html"
+    path.write_text(page(report([of_runs(results)])), encoding="utf-8")
+    return path
+
+
+def _open_page(path: Path) -> None:
+    from lockstep.cli.dashboard import has_desktop
+
+    if has_desktop():
+        import webbrowser
+
+        webbrowser.open(path.absolute().as_uri())
 
 
 def _data_name(data_root: Path | None) -> str:
@@ -151,3 +173,4 @@ def render(report: dict[str, Any], data: str, out: Console) -> None:
     out.print(
         "One run each, so a few per cent mean nothing. Next: lockstep show last --ranks, lockstep verify, lockstep run --help"
     )
+    out.print(f"All curves, and where every step goes, as a page: {report['report']}", markup=False, soft_wrap=True)

@@ -10,6 +10,11 @@ the mean takes it out again, and what is left of its gradient is rounding, which
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -42,8 +47,8 @@ def _conv(channels: int, width: int, batch_norm: str, pool: bool = False) -> lis
     return [_plain_conv(channels, width, batch_norm), *_norm(width, batch_norm), *pools, nn.ReLU()]
 
 
-def _plain_conv(channels: int, width: int, batch_norm: str) -> nn.Conv2d:
-    conv = nn.Conv2d(channels, width, 3, padding=1)
+def _plain_conv(channels: int, width: int, batch_norm: str, kind: type[nn.Conv2d] = nn.Conv2d) -> nn.Conv2d:
+    conv = kind(channels, width, 3, padding=1)
     if batch_norm != "off":  # taken away afterwards, so that the numbers that were drawn for it are drawn
         conv.register_parameter("bias", None)
     return conv
@@ -64,24 +69,102 @@ class TiedConv(nn.Module):
 
     The report states neither width nor head: 32 channels after a first convolution, and one linear layer, are ours.
     With batch norm, each of the k applications has one of its own: what they normalise is distributed differently.
+    Three things may be changed, one at a time, to see what each does: tied=False gives every application weights of its own,
+    init="he" draws weights that keep the size of the activations, and onednn=False computes the convolutions without oneDNN.
     """
 
-    def __init__(self, k: int = 2, channels: int = 32, *, dropout: float = 0.0, batch_norm: str = "off") -> None:
+    def __init__(
+        self,
+        k: int = 2,
+        channels: int = 32,
+        *,
+        tied: bool = True,
+        init: str = "torch",
+        onednn: bool = True,
+        dropout: float = 0.0,
+        batch_norm: str = "off",
+    ) -> None:
         super().__init__()
         if k < 1 or channels < 1:
             raise ValueError(f"k={k} and channels={channels} must be at least 1")
+        if init not in ("torch", "he"):
+            raise ValueError(f"init={init} is none of torch, he")
         self.k = k
-        self.stem = _plain_conv(1, channels, batch_norm)
-        self.tied = _plain_conv(channels, channels, batch_norm)
+        conv = partial(_plain_conv, batch_norm=batch_norm, kind=nn.Conv2d if onednn else ConvWithoutOneDnn)
+        self.stem = conv(1, channels)
+        self.tied = conv(channels, channels) if tied else None
+        self.untied = nn.ModuleList(conv(channels, channels) for _ in range(0 if tied else k))
         self.norms = nn.ModuleList(layer for _ in range(k + 1) for layer in _norm(channels, batch_norm))
         self.head = (
             nn.Sequential(*_linear(channels * 28 * 28, 10, dropout)) if dropout else nn.Linear(channels * 28 * 28, 10)
         )
+        if init == "he":
+            for layer in (self.stem, self.tied, *self.untied):
+                _draw_as_he(layer)
+
+    def convolutions_before_relu(self) -> list[str]:
+        """For `lockstep.kernels.fuse`: batch norm stands between the two."""
+        if len(self.norms):
+            return []
+        return ["stem", "tied"] if self.tied is not None else ["stem", *(f"untied.{i}" for i in range(self.k))]
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         features = images
-        for step in range(self.k + 1):
-            features = self.tied(features) if step else self.stem(features)
-            features = torch.relu(self.norms[step](features) if len(self.norms) else features)
+        later: list[nn.Module] = list(self.untied) if self.tied is None else [self.tied] * self.k
+        for step, conv in enumerate([self.stem, *later]):
+            features = conv(features)
+            if len(self.norms):
+                features = self.norms[step](features)
+            if not getattr(conv, "applies_relu", False):
+                features = torch.relu(features)
         scores: torch.Tensor = self.head(features.flatten(1))
         return scores
+
+
+def _draw_as_he(conv: nn.Module | None) -> None:
+    """PyTorch's own weights make the activations behind a ReLU 0.4 times as large in every layer; these keep their size."""
+    if isinstance(conv, nn.Conv2d):
+        nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
+        if conv.bias is not None:
+            nn.init.zeros_(conv.bias)
+
+
+class ConvWithoutOneDnn(nn.Conv2d):
+    """A 3x3 convolution with padding 1 by PyTorch's own code, in both directions, as if it had been built without oneDNN."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = _WithoutOneDnn.apply(input, self.weight, self.bias)  # type: ignore[no-untyped-call]
+        return result
+
+
+@contextmanager
+def without_onednn() -> Iterator[None]:
+    """As torch.backends.mkldnn.flags(enabled=False), which also sets what is for other devices, and warns of it."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
+class _WithoutOneDnn(torch.autograd.Function):
+    """PyTorch's switch holds for the whole process, and which library computes a gradient is decided only when it is computed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.biased = bias is not None
+        with without_onednn():
+            return torch.conv2d(x, weight, bias, padding=1)
+
+    @staticmethod
+    def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        ones = [1, 1]
+        with without_onednn():
+            grads: tuple[torch.Tensor | None, ...] = torch.ops.aten.convolution_backward(
+                outer[0], x, weight, [weight.shape[0]], ones, ones, ones, False, [0, 0], 1,
+                [ctx.needs_input_grad[0], True, ctx.biased],
+            )  # fmt: skip
+        return grads

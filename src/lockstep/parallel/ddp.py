@@ -122,14 +122,18 @@ class Exchanges:
         if watcher is None or not watcher.active:
             return self._hook(self._state, bucket)
         begin = perf_counter_ns()
-        future = self._hook(self._state, bucket)
+        # Every link of a chain of futures wakes Python up in another thread: where we do the exchange ourselves, ours is the only one.
+        ours = self._hook is _average
+        future: torch.futures.Future[Any] = (
+            _start_average(self._state, bucket) if ours else self._hook(self._state, bucket)
+        )
         launched = perf_counter_ns()
         index, size = bucket.index(), bucket.buffer().nbytes
 
-        def over(future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+        def over(future: torch.futures.Future[Any]) -> torch.Tensor:
             # Within the chain, not beside it: it is done before DDP goes on.
             watcher.bucket(index, size, begin, launched, perf_counter_ns())
-            return future.value()
+            return _only(future) if ours else future.value()
 
         return future.then(over)
 
@@ -141,11 +145,20 @@ def _exchange(exchanges: Exchanges, bucket: GradBucket) -> torch.futures.Future[
 
 def _average(group: dist.ProcessGroup | None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """What DDP does without a hook. It multiplies (PyTorch's allreduce_hook divides), which for three ranks is not the same bits."""
-    row = bucket.buffer().mul_(1.0 / dist.get_world_size(group))
-    work = dist.all_reduce(row, group=group, async_op=True)
-    assert work is not None
-    future: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda done: done.value()[0])
+    future: torch.futures.Future[torch.Tensor] = _start_average(group, bucket).then(_only)
     return future
+
+
+def _start_average(group: dist.ProcessGroup | None, bucket: GradBucket) -> torch.futures.Future[list[torch.Tensor]]:
+    """Without the checks of dist.all_reduce: it is called for every bucket, with the same tensor each time."""
+    group = group or dist.distributed_c10d._get_default_group()
+    work = group.allreduce([bucket.buffer().mul_(1.0 / group.size())])
+    future: torch.futures.Future[list[torch.Tensor]] = work.get_future()
+    return future
+
+
+def _only(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+    return future.value()[0]
 
 
 def _hook(settings: Settings) -> tuple[Any, Hook]:

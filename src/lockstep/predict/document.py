@@ -141,7 +141,7 @@ def document(
             "machine": fit.machine,
             "placement": msgspec.to_builtins(fit.placement),
             "batches": [int(point.samples) for point in fit.compute.alone],
-            "missed_ms": missed(fit) * 1e3,
+            "missed_ms": [missed(fit, point.samples) * 1e3 for point in fit.compute.alone],
         },
         "scaling": "weak" if ask.weak else "strong",
         "link": str(ask.link),

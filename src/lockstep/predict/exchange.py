@@ -34,16 +34,19 @@ class Protocol:
 
     def delays(self, size: float) -> float:
         """How many one-way delays a hop of so many bytes takes."""
-        return max(1.0, size / self.window) * self.trips + PACED * min(1.0, size / PACED_BYTES)
+        return max(1.0, size / self.window) * self.trips + PACED * min(
+            1.0, max(0.0, size - AT_ONCE_BYTES) / PACED_BYTES
+        )
 
 
 # A gloo rank says that it is ready to receive before the other one sends, so a hop takes two delays; at most two parts of 1 MiB are under
 # way at a time. Other backends are taken to send at once; there was no second machine to measure them on.
 PROTOCOLS = {"gloo": Protocol(trips=2, window=2 << 20)}
 SENDS_AT_ONCE = Protocol(trips=1, window=math.inf)
-# TCP spreads what it sends over the round trip: up to 0.7 of a delay more for parts from 24 KB on, as measured between two emulated hosts at
-# delays of 5 and 50 ms (docs/predict.md).
-PACED, PACED_BYTES = 0.7, 24e3
+# What TCP may send at once after a pause: ten segments. It spreads more than that over the round trip: up to 0.7 of a delay more for parts from
+# 24 KB on, as measured between two emulated hosts at delays of 5 and 50 ms (docs/predict.md).
+AT_ONCE_BYTES = 10 * 1448.0
+PACED, PACED_BYTES = 0.7, 24e3 - AT_ONCE_BYTES
 # Backends that stay within one host.
 WITHIN_ONE_HOST = ("shm",)
 
@@ -98,6 +101,8 @@ class Cluster:
     software: Software
     spare: bool = False
     """Whether the hosts have cores to spare, so that moving data takes none from computing."""
+    detour_s: float = 0.0
+    """What a hop between hosts takes beside software and link: emulated ones are reached through a busy machine."""
 
     @property
     def ranks(self) -> int:
@@ -112,7 +117,7 @@ class Cluster:
         software, link = self.software, self.link
         protocol = PROTOCOLS.get(software.backend, SENDS_AT_ONCE)
         transfer = max(software.moving(size), 8 * size / link.rate if link.rate else 0.0)
-        return software.latency + protocol.delays(size) * link.delay_s + transfer
+        return software.latency + protocol.delays(size) * link.delay_s + transfer + self.detour_s
 
 
 def ring(cluster: Cluster, size: float) -> Cost:

@@ -18,9 +18,20 @@ from lockstep.predict.messages import Gradient
 from lockstep.recipe import Recipe
 from lockstep.run import read_json, write_atomic
 
-FORMAT = 1
+FORMAT = 2
 # What a step's time depends on; seeds, learning rates and numbers of epochs change none of it.
-_RECIPE = ("model", "model_args", "data", "normalize", "augment", "precision", "regularize", "compile")
+_RECIPE = (
+    "model",
+    "model_args",
+    "data",
+    "normalize",
+    "augment",
+    "precision",
+    "regularize",
+    "compile",
+    "fused",
+    "quantize",
+)
 _PLACEMENT = ("ranks", "threads", "pin", "device", "backend", "strategy", "ddp", "memory_format")
 
 
@@ -30,6 +41,10 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     samples: int
     """Of one rank."""
     seconds: float
+    beyond: float
+    """Of these, what it takes longer than the same without exchange: the middle over rounds."""
+    spread: float
+    """The standard error of that."""
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):

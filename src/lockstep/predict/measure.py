@@ -31,8 +31,9 @@ from lockstep.ways import Way
 
 Tell = Callable[[str], None]
 
-SECONDS = 25.0
+SECONDS = 40.0
 """Of the probe's rounds; its start and its warm-up come on top."""
+SHORTEST_S = 1e-6
 MOST_BATCHES = 9
 # The largest batch is chosen so that its way takes no longer than this a step: then a fit stays under two minutes.
 LONGEST_STEP_S = 0.7
@@ -70,7 +71,7 @@ def make(
         recipe=recipe,
         placement=placement,
         compute=_compute(ways, placement.ranks),
-        together=[Measured(samples=way.samples, seconds=way.seconds) for way in _together(ways)],
+        together=_together(ways),
         gradients=found.gradients,
         software=software,
         noise=noise,
@@ -97,7 +98,13 @@ def _trial(recipe: Recipe, global_batch: int) -> Recipe:
 def _compute(ways: dict[str, Way], ranks: int) -> Compute:
     alone = [way for name, way in ways.items() if name == "plain" or name.startswith("plain@")]
     sharing = [way for name, way in ways.items() if name == "apart" or name.startswith("apart@")]
-    wrapper = ways["wrapped"].seconds - ways["plain"].seconds if "wrapped" in ways else 0.0
+    wrapped = [
+        (way, ways[name.replace("wrapped", "plain")]) for name, way in ways.items() if name.startswith("wrapped")
+    ]
+    found = [_difference(*pair) for pair in wrapped]
+    wrapper = (
+        float(np.average([one for one, _ in found], weights=[spread**-2 for _, spread in found])) if found else 0.0
+    )
     return Compute(ranks=ranks, wrapper=wrapper, alone=_points(alone), sharing=_points(sharing))
 
 
@@ -118,10 +125,23 @@ def _share(way: Way, phase: str) -> float:
     return sum(rank[phase] for rank in way.phases) / sum(rank["total"] for rank in way.phases)
 
 
-def _together(ways: dict[str, Way]) -> list[Way]:
+def _together(ways: dict[str, Way]) -> list[Measured]:
     """All ranks at once, as they train, at batches whose steps without exchange were measured too."""
-    known = {way.samples for name, way in ways.items() if name.startswith("apart")}
-    return [ways[name] for name in ("together", "double") if name in ways and ways[name].samples in known]
+    apart = {way.samples: way for name, way in ways.items() if name.startswith("apart")}
+    found = []
+    for name, way in ways.items():
+        if (name == "double" or name.startswith("together")) and way.ranks > 1 and way.samples in apart:
+            beyond, spread = _difference(way, apart[way.samples])
+            found.append(Measured(samples=way.samples, seconds=way.seconds, beyond=beyond, spread=spread))
+    return found
+
+
+def _difference(one: Way, other: Way) -> tuple[float, float]:
+    """By how much the first takes longer: the middle over rounds, and its standard error (from the middle deviation, as of a normal one)."""
+    found = np.array(one.beyond(other))
+    middle = float(np.median(found))
+    deviation = 1.48 * float(np.median(np.abs(found - middle)))
+    return middle, max(SHORTEST_S, 1.25 * deviation / len(found) ** 0.5)
 
 
 def _noise(run: Path, way: Way) -> list[float]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
+import numpy as np
 
 from lockstep.launch.link import Link
 from lockstep.placement import Placement
@@ -14,6 +14,9 @@ from lockstep.predict.exchange import NO_LINK, Cluster, all_reduce
 from lockstep.predict.fit import Fit
 from lockstep.predict.messages import ROUNDS, Message, exposed, messages
 from lockstep.predict.waiting import slowest
+
+# A slope counts from so many of its standard errors on.
+SURE = 2.0
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class Case:
     algorithm: str = "auto"
     every: int | None = None
     """Ranks train alone and average their weights every so many steps."""
+    detour_s: float = 0.0
+    """See `Cluster`."""
 
     @property
     def ranks(self) -> int:
@@ -63,7 +68,11 @@ class Step:
 def predict(fit: Fit, case: Case) -> Step:
     """The step, with what the closed form missed where this host's ranks were measured together."""
     step = bare(fit, case)
-    return step if case.ranks == 1 else replace(step, exchange=step.exchange + missed(fit) / (rounds(fit, case) or 1))
+    return (
+        step
+        if case.ranks == 1
+        else replace(step, exchange=step.exchange + missed(fit, case.micro) / (rounds(fit, case) or 1))
+    )
 
 
 def bare(fit: Fit, case: Case) -> Step:
@@ -83,7 +92,7 @@ def bare(fit: Fit, case: Case) -> Step:
 
 
 def cluster(fit: Fit, case: Case) -> Cluster:
-    return Cluster(case.hosts, case.per_host, case.link, fit.software_for(case.ranks), fit.spare)
+    return Cluster(case.hosts, case.per_host, case.link, fit.software_for(case.ranks), fit.spare, case.detour_s)
 
 
 def rounds(fit: Fit, case: Case) -> int | None:
@@ -101,15 +110,27 @@ def sent(fit: Fit, case: Case) -> list[Message]:
     return messages(placement, fit.gradients)
 
 
-def missed(fit: Fit) -> float:
+def missed(fit: Fit, micro: float) -> float:
     """Seconds of an exchange that the closed form does not account for: measured in training, beyond what it says of the same placement.
 
-    Messages measured one after the other find their code and data in the caches; those of a training step do not.
+    Messages measured one after the other find their code and data in the caches; those of a training step do not, and where much is
+    exchanged, computing beside it is slower. So it may grow with the batch; it is taken to do so where that is surer than noise.
     """
     if not fit.together:
         return 0.0
     every = rounds(fit, Case(micro=1)) or 1
-    left = [
-        one.seconds - bare(fit, Case(micro=one.samples, per_host=fit.placement.ranks)).seconds for one in fit.together
-    ]
-    return statistics.fmean(left) * every
+    left = []
+    for one in fit.together:
+        known = bare(fit, Case(micro=one.samples, per_host=fit.placement.ranks))
+        left.append((one.beyond - known.exchange - known.waiting) * every)
+    samples = np.array([one.samples for one in fit.together], dtype=float)
+    # Long steps differ by more from round to round than an exchange takes: each counts by how sure it is.
+    weights = np.array([(one.spread * every) ** -2 for one in fit.together])
+    middle, mean = np.average(left, weights=weights), np.average(samples, weights=weights)
+    across = float(np.sum(weights * (samples - mean) ** 2))
+    if not across:
+        return float(middle)
+    slope = float(np.sum(weights * (samples - mean) * (left - middle))) / across
+    if abs(slope) < SURE * across**-0.5:
+        return float(middle)
+    return float(middle + slope * (np.clip(micro, samples.min(), samples.max()) - mean))

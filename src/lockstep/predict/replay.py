@@ -62,7 +62,7 @@ def script_of(fit: Fit, case: Case) -> Script:
     return Script(
         whole - parts.backward,
         parts.backward,
-        missed(fit),
+        missed(fit, case.micro),
         sent(fit, case),
         cluster(fit, case),
         case.algorithm,

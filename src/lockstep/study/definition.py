@@ -25,6 +25,7 @@ METRICS = (
     "images_per_second",
     "accuracy",
     "memory",
+    "deployed_accuracy",
     "cpu_seconds",
     "core_seconds",
     "seconds_to_target",

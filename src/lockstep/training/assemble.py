@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -34,6 +34,9 @@ from lockstep.training.state import whole_state
 from lockstep.training.step import Stepper
 from lockstep.training.stopping import Stopping
 
+if TYPE_CHECKING:
+    from lockstep.quantize.training import Qat
+
 
 @dataclass
 class Assembly:
@@ -53,6 +56,7 @@ def assemble(run: Run, spec: Spec, rank: Rank, device: torch.device) -> Assembly
     train, test = train_batches(spec, data, device), test_batches(spec, data, device)
     precision = Precision(recipe, device)
     model = build_model(recipe, spec, data, device, precision)
+    qat = quantizer(recipe, model, test)
     kept = _kept(run, spec)
     position = kept["position"] if kept else Position()
     if kept:
@@ -72,6 +76,8 @@ def assemble(run: Run, spec: Spec, rank: Rank, device: torch.device) -> Assembly
     stepper = Stepper(
         recipe, strategy, optimizer, train, plan, rank, recorder.clock, recorder.log, precision, position.steps
     )
+    if qat:
+        qat.start(position.steps)
     stopping = Stopping(recipe.early_stopping, kept["stopping"] if kept else None)
     if kept:
         _restore(kept, optimizer, precision, strategy, stopping, rank)
@@ -79,7 +85,7 @@ def assemble(run: Run, spec: Spec, rank: Rank, device: torch.device) -> Assembly
             _carry_epochs(Path(kept["from"]), run, position)
     keep = _keeper(run, spec, rank, model, optimizer, precision, strategy)
     trainer = Trainer(
-        run, spec, rank, model, strategy, stepper, train, test, recorder, precision, stopping, position, keep
+        run, spec, rank, model, strategy, stepper, train, test, recorder, precision, stopping, position, keep, qat
     )
     return Assembly(model, stepper, train, trainer, compile_seconds)
 
@@ -104,9 +110,22 @@ def _memory_format(spec: Spec) -> torch.memory_format:
 def build_model(recipe: Recipe, spec: Spec, data: DataSet, device: torch.device, precision: Precision) -> nn.Module:
     model = models.build(recipe)
     models.check_fits(model, recipe, data.shape, data.classes)
+    if recipe.fused:
+        from lockstep.kernels import fuse
+
+        model = fuse(model)
     model = precision.prepare(model.to(device=device, memory_format=_memory_format(spec)))  # type: ignore[call-overload]
     torch.manual_seed(recipe.seed)
     return model
+
+
+def quantizer(recipe: Recipe, model: nn.Module, batches: Batches) -> Qat | None:
+    """Fake quantization in the model, where the recipe asks for it; what it needs is imported only then."""
+    if recipe.quantize == "off":
+        return None
+    from lockstep.quantize import training
+
+    return training.prepare(model, batches.take(0, 2)[0], recipe)
 
 
 def build_optimizer(spec: Spec, model: nn.Module, strategy: Strategy) -> Optimizer:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from time import perf_counter, process_time
-from typing import Any
+from dataclasses import asdict
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ from lockstep.data.batches import Batches, sample_order
 from lockstep.measure.memory import MemoryMeter
 from lockstep.measure.recorder import Recorder
 from lockstep.models import layers
-from lockstep.parallel.group import gather, reduce_max, reduce_sum
+from lockstep.parallel.group import gather, reduce_max
 from lockstep.parallel.ranks import Rank
 from lockstep.parallel.strategies import Strategy
 from lockstep.run import Run, Spec, append_line
@@ -25,59 +25,15 @@ from lockstep.training.precision import Precision
 from lockstep.training.state import digest, whole_state
 from lockstep.training.step import Stepper
 from lockstep.training.stopping import Stopping
+from lockstep.training.sums import Span, Sums, Totals, epoch_record, rank_record
+
+if TYPE_CHECKING:  # only recipes with quantize=qat need it
+    from lockstep.quantize.training import Qat
 
 # With a time limit, ranks ask each other every so many steps whether it is over: the decision must be collective.
 VOTE_EVERY_STEPS = 20
 
 Keep = Callable[[Position, Stopping, dict[str, Any], bool], None]
-
-
-@dataclass
-class Totals:
-    """Seconds of the whole run by what they were spent on; each is the maximum over ranks, CPU time the sum."""
-
-    train_seconds: float = 0.0
-    train_cpu_seconds: float = 0.0
-    eval_seconds: float = 0.0
-    logging_seconds: float = 0.0
-    checkpoint_seconds: float = 0.0
-    train_images: float = 0
-
-
-@dataclass
-class Sums:
-    """What an epoch has come to so far, over all ranks; `seconds` is the slowest rank's."""
-
-    loss: float = 0.0
-    correct: float = 0.0
-    samples: float = 0.0
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    logging_seconds: float = 0.0
-
-    def plus(self, other: Sums) -> Sums:
-        mine, theirs = asdict(self), asdict(other)
-        return Sums(**{key: mine[key] + theirs[key] for key in mine})
-
-
-class Span:
-    """One rank's part of an epoch, from a moment on; `close` is collective and gives the sums over all ranks."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder, self._first_row = recorder, recorder.log.count
-        self._logged = recorder.logging_seconds
-        self._begin, self._cpu = perf_counter(), process_time()
-
-    def close(self) -> tuple[Sums, dict[str, float]]:
-        recorder = self._recorder
-        recorder.clock.settle()
-        logging = recorder.logging_seconds - self._logged
-        seconds, cpu = perf_counter() - self._begin - logging, process_time() - self._cpu
-        loss, correct, samples = recorder.log.totals(self._first_row)
-        mine = {"steps": recorder.log.count - self._first_row, "samples": samples, "loss": loss, "correct": correct}
-        loss, hits, counted, cpu = reduce_sum([loss, float(correct), float(samples), cpu])
-        slowest, logging = reduce_max([seconds, logging])
-        return Sums(loss, hits, counted, slowest, cpu, logging), {**mine, "seconds": seconds}
 
 
 class Trainer:
@@ -98,11 +54,13 @@ class Trainer:
         stopping: Stopping,
         position: Position | None = None,
         keep: Keep | None = None,
+        qat: Qat | None = None,
     ) -> None:
-        """`position`: where an earlier process had come to; `keep` is called, on all ranks, to write a checkpoint."""
+        """`position`: where an earlier process had come to; `keep` is called, on all ranks, to write a checkpoint; `qat` trains for int8."""
         self._run, self._spec, self._rank, self._model = run, spec, rank, model
         self._strategy, self._stepper, self._train, self._test = strategy, stepper, train, test
         self._recorder, self._precision, self._stopping, self._keep = recorder, precision, stopping, keep
+        self._qat, self._int8 = qat, dict[str, float]()
         self._position = position or Position()
         self._steps, self._epochs = self._position.steps, self._position.epoch
         self._totals = Totals(**self._position.totals)
@@ -129,7 +87,7 @@ class Trainer:
         self._recorder.aside("evaluation", begin)
         logged = self._recorder.logging_seconds
         self._recorder.epoch(
-            _rank_record(epoch, self._rank.rank, mine, eval_seconds),
+            rank_record(epoch, self._rank.rank, mine, eval_seconds),
             {"test/loss": test.loss, "test/accuracy": test.accuracy},
         )
         eval_seconds, logging = reduce_max([eval_seconds, self._recorder.logging_seconds - logged])
@@ -146,7 +104,8 @@ class Trainer:
             self._stopping.keep(self._model)
         self._stopped = self._stopped or self._stopping.reason()
         if self._rank.is_first:
-            append_line(self._run.folder / "epochs.jsonl", _epoch_record(epoch, self._steps, sums, test, eval_seconds))
+            record = epoch_record(epoch, self._steps, sums, test, eval_seconds) | self._int8
+            append_line(self._run.folder / "epochs.jsonl", record)
         every = self._spec.options.checkpoint_every
         last = self._stopped is not None or self._steps >= self._spec.plan.total_steps
         if every and (epoch % every == 0 or last):
@@ -155,9 +114,13 @@ class Trainer:
             )
 
     def _evaluate(self) -> Evaluation:
-        plan, placement = self._spec.plan, self._spec.placement
+        samples, batch = self._spec.plan.test_samples, self._spec.placement.eval_batch
         self._settle()
-        test = evaluate(self._model, self._test, plan.test_samples, placement.eval_batch, self._rank, self._precision)
+        test = evaluate(self._model, self._test, samples, batch, self._rank, self._precision)
+        if self._qat:
+            self._int8 = self._qat.after_epoch(
+                lambda int8: evaluate(int8, self._test, samples, batch, self._rank, self._precision)
+            )
         self._call("restore")
         return test
 
@@ -201,6 +164,8 @@ class Trainer:
             count = min(plan.global_batch, plan.train_samples - first)
             run_step(epoch, first, count)
             self._steps += 1
+            if self._qat:
+                self._qat.after_step(self._steps)
             visited += count
             after_step(epoch, self._steps, count)
             if self._steps == plan.total_steps or self._time_is_over():
@@ -249,6 +214,7 @@ class Trainer:
             "fit_seconds": wall,
             "images_per_second": totals.train_images / totals.train_seconds if totals.train_seconds else None,
             **{key: result.get(key) for key in ("train_loss", "train_accuracy", "test_loss", "test_accuracy")},
+            **{key: result[key] for key in ("int8_loss", "int8_accuracy") if key in result},
             "test_samples": self._spec.plan.test_samples,
             "numbers": numbers,
             "memory_growth_bytes": [None if row[1] < 0 else int(row[1]) for row in rows],
@@ -259,36 +225,3 @@ class Trainer:
 
 def _added(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
     return {key: one.get(key, 0) + value for key, value in other.items()}
-
-
-def _rank_record(epoch: int, rank: int, mine: dict[str, float], eval_seconds: float) -> dict[str, Any]:
-    samples = max(1, mine["samples"])
-    return {
-        "epoch": epoch,
-        "rank": rank,
-        "steps": mine["steps"],
-        "samples": mine["samples"],
-        "train_loss": mine["loss"] / samples,
-        "train_accuracy": mine["correct"] / samples,
-        "train_seconds": mine["seconds"],
-        "eval_seconds": eval_seconds,
-    }
-
-
-def _epoch_record(epoch: int, steps: int, sums: Sums, test: Evaluation, evaluating: float) -> dict[str, Any]:
-    return {
-        "epoch": epoch,
-        "step": steps,
-        "samples": int(sums.samples),
-        "train_loss": sums.loss / sums.samples,
-        "train_accuracy": sums.correct / sums.samples,
-        "test_loss": test.loss,
-        "test_accuracy": test.accuracy,
-        "test_samples": test.samples,
-        "train_seconds": sums.seconds,
-        "train_cpu_seconds": sums.cpu_seconds,
-        "eval_seconds": evaluating,
-        "logging_seconds": sums.logging_seconds,
-        "images_per_second": sums.samples / sums.seconds,
-        "time": time.time(),
-    }

@@ -35,6 +35,8 @@ SLICE_S = 0.1
 MOST_STEPS, FEWEST_STEPS = 100, 2
 MOST_ROUNDS, FEWEST_ROUNDS = 25, 4
 WARM_STEPS = 3
+# What a wrapper or an exchange costs is a difference of two steps, whose noise grows with them: it is seen best in short ones.
+SMALL_BATCHES = 2
 
 
 @dataclass
@@ -177,20 +179,29 @@ def _lanes(run: Run, spec: Spec, rank: Rank, device: torch.device, probe: Probe)
     lanes = Lanes(run, spec, rank, device)
     lanes.add("plain", micro, accumulation)
     many = plan.ranks > 1
+    for_prediction = bool(probe.batches)
     if many:
-        lanes.add("whole", micro * plan.ranks, accumulation)
+        if not for_prediction:
+            lanes.add("whole", micro * plan.ranks, accumulation)
         if placement.strategy in strategies.IN_A_GROUP:
             lanes.add("wrapped", micro, accumulation, wrapped=True)
         lanes.add("apart", micro, accumulation, wrapped=True, everyone=True)
         lanes.add("together", micro, accumulation, shared=True)
-    lanes.add("no-data", micro, accumulation, shared=many, still=True)
+    if not for_prediction:
+        lanes.add("no-data", micro, accumulation, shared=many, still=True)
+        if threads > 1:
+            lanes.add("half-threads", micro, accumulation, shared=many, threads=threads // 2)
     lanes.add("double", 2 * micro, accumulation, shared=many)
-    if threads > 1:
-        lanes.add("half-threads", micro, accumulation, shared=many, threads=threads // 2)
+    small = sorted(probe.batches)[:SMALL_BATCHES]
     for batch in probe.batches:
         lanes.add(f"plain@{batch}", batch)
-        if many:
-            lanes.add(f"apart@{batch}", batch, wrapped=True, everyone=True)
+        if not many:
+            continue
+        lanes.add(f"apart@{batch}", batch, wrapped=True, everyone=True)
+        if batch in small:
+            if placement.strategy in strategies.IN_A_GROUP:
+                lanes.add(f"wrapped@{batch}", batch, wrapped=True)
+            lanes.add(f"together@{batch}", batch, shared=True)
     return lanes
 
 

@@ -1,0 +1,56 @@
+"""`python -m lockstep.dashboard.maker`: one report as JSON on stdout, asked for as JSON on stdin.
+
+In a process of its own: a run of a million steps takes hundreds of megabytes to look through, which are given back when it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+
+from lockstep.dashboard.live import LIVE_PLOTS
+from lockstep.errors import LockstepError
+from lockstep.process import die_with_parent
+from lockstep.report.document import report
+from lockstep.report.subject import Subject, of_runs, of_study
+from lockstep.report.views import Part, Report
+from lockstep.run import Run
+from lockstep.study.folder import StudyFolder
+
+# Training goes first.
+NICENESS = 10
+
+
+class Asked(msgspec.Struct):
+    """Folders of runs, or that of a study; what is live is drawn by the page itself."""
+
+    runs: list[str] = []
+    study: str = ""
+    live: bool = False
+
+
+def make(asked: Asked) -> Report:
+    subject: Subject = of_study(StudyFolder(Path(asked.study))) if asked.study else of_runs([Run(Path(name)) for name in asked.runs])
+    found = report([subject])
+    return msgspec.structs.replace(found, parts=[_without_live(part) for part in found.parts]) if asked.live else found
+
+
+def _without_live(part: Part) -> Part:
+    return msgspec.structs.replace(part, charts=[chart for chart in part.charts if chart.id not in LIVE_PLOTS])
+
+
+def main() -> None:
+    die_with_parent()
+    os.nice(NICENESS)
+    try:
+        found = make(msgspec.json.decode(sys.stdin.buffer.read(), type=Asked))
+    except LockstepError as error:
+        sys.exit(str(error))
+    sys.stdout.buffer.write(msgspec.json.encode(found))
+
+
+if __name__ == "__main__":
+    main()

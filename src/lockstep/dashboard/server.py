@@ -1,0 +1,164 @@
+"""The server: the standard library's, a thread for each connection. What is asked for and who may ask is decided in routes.py and security.py."""
+
+from __future__ import annotations
+
+import socket
+import socketserver
+import sys
+import threading
+import time
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+
+from lockstep.dashboard.live import Event
+from lockstep.dashboard.routes import JSON, SIGN_S, Answer, App, Request, Stream
+from lockstep.dashboard.security import HEADERS, Guard, Refused
+from lockstep.errors import InputError, LockstepError
+
+MOST_BODY = 4096
+IDLE_S = 30.0
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server_version = "Lockstep"
+    sys_version = ""
+    timeout = IDLE_S
+    server: Server
+
+    def do_GET(self) -> None:
+        self._answer(b"")
+
+    def do_POST(self) -> None:
+        length = self.headers.get("Content-Length", "")
+        if not length.isascii() or not length.isdigit() or int(length[:9]) > MOST_BODY:
+            self.rfile.read1(1 << 16)  # what is not read would cut off our answer
+            self._refuse(Refused(413, f"send a body of at most {MOST_BODY} bytes, with its length"))
+            return
+        self._answer(self.rfile.read(int(length)))
+
+    def _answer(self, body: bytes) -> None:
+        try:
+            parts = urlsplit(self.path)
+            query = parse_qs(parts.query, keep_blank_values=True, max_num_fields=200, errors="surrogateescape")
+            request = Request(self.command, parts.path, query, self.headers, body)
+            answer = self.server.app.answer(request)
+        except Refused as refused:
+            self._refuse(refused)
+        except LockstepError as error:
+            self._refuse(Refused(409, str(error)))
+        except ValueError:
+            self._refuse(Refused(400, "an address that is none"))
+        except Exception as error:
+            self._refuse(Refused(500, self._note(error)))
+        else:
+            if isinstance(answer, Answer):
+                self._send(answer)
+            else:
+                with closing(answer):
+                    self._stream(answer)
+
+    def _note(self, error: Exception) -> str:
+        """A bug of ours, or a run folder like no other: one line at the terminal, and the server goes on."""
+        said = f"{type(error).__name__}: {error}"
+        print(f"lockstep dashboard: {self.path.partition('?')[0]}: {said}", file=sys.stderr)
+        return said
+
+    def _refuse(self, refused: Refused) -> None:
+        if self.path.startswith(("/api/", "/events/")):
+            answer = Answer(msgspec.json.encode({"error": str(refused)}), JSON, refused.status)
+        else:
+            answer = Answer(f"{refused}\n".encode(), "text/plain; charset=utf-8", refused.status)
+        self.close_connection = True
+        self._send(answer)
+
+    def _send(self, answer: Answer) -> None:
+        self.send_response(answer.status)
+        for name, value in {**HEADERS, "Content-Type": answer.kind, **answer.headers}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(answer.body)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(answer.body)
+
+    def _stream(self, stream: Stream) -> None:
+        """Server-sent events, until the page is closed, the run has ended or the server ends."""
+        self.close_connection = True
+        self.send_response(200)
+        for name, value in {**HEADERS, "Content-Type": "text/event-stream", "Connection": "close"}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        sent = time.monotonic()
+        try:
+            for events in stream:
+                frames = _frames(events)
+                if not frames and time.monotonic() - sent > SIGN_S:
+                    frames = b": still here\n\n"
+                if frames:
+                    self.wfile.write(frames)
+                    sent = time.monotonic()
+        except (ConnectionError, TimeoutError):
+            return  # the page was closed
+        except Exception as error:
+            self._note(error)  # the page asks again by itself
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet: a page asks every moment, and its addresses are nobody's business."""
+
+
+def _frames(events: list[Event]) -> bytes:
+    return b"".join(b"event: %s\ndata: %s\n\n" % (name.encode(), msgspec.json.encode(data)) for name, data in events)
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+
+    def __init__(self, root: Path, host: str, port: int) -> None:
+        try:
+            self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            super().__init__((host, port), Handler)
+        except (OSError, OverflowError) as error:
+            raise InputError(_why(host, port, error)) from None
+        self.app = App(root, Guard(host, self.server_port))
+
+    def server_bind(self) -> None:
+        """Without asking the name service what this machine is called, which can take seconds."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    @property
+    def address(self) -> str:
+        """What to open: with the token in the part that browsers keep to themselves."""
+        host = str(self.server_address[0])
+        shown = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+        return f"http://{shown}:{self.server_port}/#token={self.app.guard.token}"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A browser that has gone is no error; everything else is answered in the handler."""
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+    def serve(self) -> None:
+        """Until Ctrl-C or SIGTERM."""
+        threading.Thread(target=self.app.warm, daemon=True).start()
+        try:
+            self.serve_forever(poll_interval=0.2)
+        finally:
+            self.app.ending.set()
+            self.server_close()
+
+
+def _why(host: str, port: int, error: Exception) -> str:
+    if isinstance(error, socket.gaierror):
+        return f"--host {host}: no such address"
+    if isinstance(error, OverflowError):
+        return f"--port {port}: from 0 to 65535"
+    said = error.strerror if isinstance(error, OSError) else str(error)
+    return f"--host {host} --port {port}: {said}; choose another port, or 0 for any that is free"

@@ -1,0 +1,132 @@
+// What Python calls: plain C functions on pointers. They divide the batch among the threads of the OpenMP pool that PyTorch uses too.
+#include <omp.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+
+#include "problem.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t kReal = sizeof(REAL);  // bytes of the kernels' own numbers
+
+enum Answer { kDone = 0, kNotTame = 1, kNoMemory = 2 };
+
+// Memory that a thread keeps from call to call: what malloc gives back to the system has to be faulted in again.
+class Room {
+ public:
+  ~Room() { std::free(data_); }
+  char* of(int64_t bytes) {
+    if (bytes > size_) {
+      std::free(data_);
+      size_ = (bytes + 63) / 64 * 64;
+      data_ = static_cast<char*>(std::aligned_alloc(64, static_cast<size_t>(size_)));
+      if (!data_) size_ = 0;
+    }
+    return data_;
+  }
+
+ private:
+  char* data_ = nullptr;
+  int64_t size_ = 0;
+};
+thread_local Room scratch_room, weights_room, sums_room;
+
+// Task 0 to count - 1, divided among the threads; the worst answer counts.
+template <class Task>
+int each(int64_t count, const Task& task) {
+  if (count == 1) return task(0);
+  std::atomic<int> worst{kDone};
+#pragma omp parallel
+  for (int64_t i = omp_get_thread_num(); i < count; i += omp_get_num_threads()) {
+    int answer = task(i);
+    if (answer > worst) worst = answer;
+  }
+  return worst;
+}
+
+// The numbers that Python passes, in this order (native.py).
+struct Job {
+  Problem p;
+  Strided weight;
+  const Algorithm* algorithm;
+  int64_t threads = omp_get_max_threads();
+
+  Job(const int64_t* n, const void* weights) {
+    p = {n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8] != 0, n[9] != 0, n[10] ? Type::bfloat16 : Type::real};
+    weight = {const_cast<void*>(weights), n[11], n[12], n[13], n[14]};
+    algorithm = n[0] ? &winograd_algorithm : &direct_algorithm;
+  }
+
+  // Weights are many enough to be worth dividing from here on.
+  int64_t pieces(int64_t rows) const { return p.in_channels * p.out_channels >= 4096 ? std::min(threads, rows) : 1; }
+
+  int pack(bool backward, const void*& packed) const {
+    char* room = weights_room.of(algorithm->weights_size(p) * kReal);
+    packed = room;
+    if (!room) return kNoMemory;
+    int64_t rows = backward ? p.out_channels : p.in_channels, count = pieces(rows);
+    return each(count, [&](int64_t i) {
+      return algorithm->pack_weights(p, weight, backward, rows * i / count, rows * (i + 1) / count, room) ? kDone : kNotTame;
+    });
+  }
+
+  // The work on each part of the batch; `work(first, last, scratch, part)` says whether the numbers were tame.
+  template <class Work>
+  int on_parts(int64_t parts, int64_t scratch, const Work& work) const {
+    return each(parts, [&](int64_t i) -> int {
+      char* room = scratch_room.of(scratch * kReal);
+      if (!room) return kNoMemory;
+      return work(p.batch * i / parts, p.batch * (i + 1) / parts, room, i) ? kDone : kNotTame;
+    });
+  }
+};
+
+}  // namespace
+}  // namespace lockstep
+
+using namespace lockstep;
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+// Each returns 0 when it is done, 1 where the numbers are too large or not numbers (nothing is written that counts), 2 for want of memory.
+EXPORTED int lockstep_forward(const int64_t* numbers, const void* x, const void* weight, const void* bias, void* y, uint8_t* code) {
+  Job job(numbers, weight);
+  const void* packed;
+  if (int answer = job.pack(false, packed)) return answer;
+  Forward a{x, packed, bias, y, code};
+  return job.on_parts(std::min(job.threads, job.p.batch), job.algorithm->forward_scratch(job.p),
+                      [&](int64_t first, int64_t last, void* scratch, int64_t) {
+                        return job.algorithm->forward(job.p, a, first, last, scratch);
+                      });
+}
+
+// `kept` is y, or with a pool its code. grad_x may be nullptr. grad_weight lies as weight does.
+EXPORTED int lockstep_backward(const int64_t* numbers, const void* grad, const void* kept, const void* x, const void* weight,
+                                 void* grad_x, void* grad_weight, void* grad_bias) {
+  Job job(numbers, weight);
+  const Problem& p = job.p;
+  int64_t size = job.algorithm->sums_size(p) * kReal;
+  // Each part has sums of its own: of wide layers not more than a quarter of a gigabyte.
+  int64_t parts = std::max<int64_t>(1, std::min({job.threads, p.batch, (int64_t{1} << 28) / size}));
+  const void* packed = nullptr;
+  if (grad_x) {
+    if (int answer = job.pack(true, packed)) return answer;
+  }
+  char* sums = sums_room.of(parts * size);
+  if (!sums) return kNoMemory;
+  Backward a{grad, p.pool ? nullptr : kept, p.pool ? static_cast<const uint8_t*>(kept) : nullptr, x, packed, grad_x};
+  int answer = job.on_parts(parts, job.algorithm->backward_scratch(p),
+                            [&](int64_t first, int64_t last, void* scratch, int64_t part) {
+                              return job.algorithm->backward(p, a, first, last, scratch, sums + part * size);
+                            });
+  if (answer) return answer;
+  Strided to = job.weight;
+  to.data = grad_weight;
+  int64_t rows = p.in_channels, count = job.pieces(rows);
+  return each(count, [&](int64_t i) {
+    job.algorithm->finish(p, sums, parts, rows * i / count, rows * (i + 1) / count, to, grad_bias);
+    return kDone;
+  });
+}

@@ -1,0 +1,137 @@
+"""The operator on CUDA: cuda/conv_relu.cu, compiled by nvcc on first use, called through plain C functions.
+
+Written and checked without a GPU: the same source, compiled for the CPU, is tested, and nvcc compiles it for every architecture; it has not
+run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lockstep.kernels.build import CannotBuild, folder, locked
+
+SOURCE = Path(__file__).with_name("cuda") / "conv_relu.cu"
+ARCHITECTURES = ("75", "80", "86", "89", "90", "100", "120")
+# Blocks for each pair of channels in the weights' gradient: enough to fill a GPU when there are few pairs.
+BLOCKS = 512
+
+
+class Functions:
+    """The two C functions of a compiled library, on tensors of the device that it was compiled for."""
+
+    def __init__(self, library: Path) -> None:
+        loaded = ctypes.CDLL(str(library))
+        self._forward, self._backward = loaded.lockstep_forward, loaded.lockstep_backward
+
+    def forward(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, pool: bool, way: int = 1, keep: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """As `lockstep::conv_relu_forward`; `way` is not asked for, since there is one."""
+        _check(x, weight)
+        x, weight = x.contiguous(), weight.contiguous()
+        bias = None if bias is None else bias.contiguous()
+        height, width = ((x.shape[i] + 2 * padding - weight.shape[i] + 1) // (2 if pool else 1) for i in (2, 3))
+        y = x.new_empty((x.shape[0], weight.shape[0], height, width))
+        code = torch.empty_like(y, dtype=torch.uint8) if pool and keep else x.new_empty(0, dtype=torch.uint8)
+        if x.shape[0]:
+            sizes = _sizes(x, weight, padding, pool)
+            words = (x, weight, bias, y, code if pool and keep else None)
+            _done(self._forward(sizes, weight.shape[2], *map(_address, words), _stream(x)))
+        return y, code
+
+    def backward(
+        self, grad: Tensor, x: Tensor, weight: Tensor, kept: Tensor, padding: int, pool: bool, way: int, wants_x: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As `lockstep::conv_relu_backward`."""
+        _check(x, weight)
+        grad, x, kept, plain = grad.contiguous(), x.contiguous(), kept.contiguous(), weight.contiguous()
+        grad_x = torch.empty_like(x) if wants_x else x.new_empty(0)
+        grad_weight, grad_bias = torch.zeros_like(plain), plain.new_zeros(plain.shape[0])
+        if x.shape[0]:
+            pairs = plain.shape[0] * plain.shape[1]
+            parts = max(1, min(BLOCKS // pairs, x.shape[0]))
+            sums = x.new_empty(parts * pairs * (plain.shape[2] ** 2 + 1))
+            words = (grad, None if pool else kept, kept if pool else None, x, plain, grad_x if wants_x else None)
+            outs = (grad_weight, grad_bias, sums)
+            sizes = _sizes(x, plain, padding, pool)
+            _done(self._backward(sizes, plain.shape[2], *map(_address, (*words, *outs)), parts, _stream(x)))
+        return grad_x, grad_weight, grad_bias
+
+
+def _check(x: Tensor, weight: Tensor) -> None:
+    if x.dtype != torch.float32 or weight.dtype != torch.float32:
+        raise RuntimeError(f"conv_relu: on {x.device.type} it computes in float32, not in {x.dtype}")
+
+
+def _sizes(x: Tensor, weight: Tensor, padding: int, pool: bool) -> ctypes.Array[ctypes.c_int]:
+    batch, channels, height, width = x.shape
+    return (ctypes.c_int * 7)(batch, channels, weight.shape[0], height, width, padding, int(pool))
+
+
+def _address(tensor: Tensor | None) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr() if tensor is not None else None)
+
+
+def _stream(x: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else None)
+
+
+def _done(error: int) -> None:
+    if error:
+        raise RuntimeError(f"conv_relu: CUDA error {error}")
+
+
+@cache
+def register() -> bool:
+    """Make `lockstep::conv_relu` work on CUDA tensors; False where there is no nvcc."""
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        return False
+    major, minor = torch.cuda.get_device_capability()
+    functions = Functions(_compiled(nvcc, f"{major}{minor}"))
+    library = torch.library.Library("lockstep", "IMPL")
+    library.impl("conv_relu_forward", functions.forward, "CUDA")
+    library.impl("conv_relu_backward", functions.backward, "CUDA")
+    _kept_alive.append(library)
+    return True
+
+
+_kept_alive: list[torch.library.Library] = []
+
+
+def _compiled(nvcc: str, architecture: str) -> Path:
+    name = hashlib.sha256(SOURCE.read_bytes() + architecture.encode()).hexdigest()[:16]
+    where = folder() / f"cuda-{name}.so"
+    if not where.is_file():
+        where.parent.mkdir(parents=True, exist_ok=True)
+        with locked(where.with_suffix(".lock")):
+            if not where.is_file():
+                compile_for(nvcc, architecture, where)
+    return where
+
+
+def compile_for(nvcc: str, architecture: str, where: Path) -> str:
+    """Compile for one architecture ("80") into a shared library; returns what ptxas says about registers."""
+    made = where.with_name(f".{where.name}.{os.getpid()}")
+    words = [nvcc, "-O3", f"-arch=sm_{architecture}", "-Xptxas", "-v", "-shared", "-Xcompiler", "-fPIC", str(SOURCE)]
+    done = subprocess.run([*words, "-o", str(made)], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise CannotBuild(f"nvcc failed: {(done.stderr.strip() or 'no reason given').splitlines()[-1]}")
+    made.replace(where)
+    return done.stderr
+
+
+def compile_for_host(compiler: str, where: Path, *flags: str) -> Functions:
+    """The same source for the CPU, to test its arithmetic."""
+    words = [compiler, "-std=c++17", "-O2", "-x", "c++", "-DLOCKSTEP_HOST", "-shared", "-fPIC", *flags, str(SOURCE)]
+    subprocess.run([*words, "-o", str(where)], check=True)
+    return Functions(where)

@@ -1,0 +1,202 @@
+"""Convolution, bias, ReLU and perhaps a 2x2 max-pool as one operation with a gradient, and the choice of how to compute it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lockstep.kernels import dispatch, native
+from lockstep.kernels.dispatch import Way
+
+CUT_OFF = 4
+"""The code of a pooled number that the ReLU cut off; 0 to 3 say which of four was the largest."""
+
+
+def conv_relu(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, pool: bool) -> Tensor:
+    """The measured best way to compute relu(conv2d(x, weight, bias, padding=padding)), with max_pool2d(…, 2) if `pool`."""
+    ways = _ways(x, weight, bias, padding, pool)
+    if ways == dispatch.NEITHER:
+        return plain(x, weight, bias, 1, padding, 1, 1, pool)
+    return fused(x, weight, bias, padding, pool, *ways)
+
+
+def fused(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    padding: int = 0,
+    pool: bool = False,
+    forward: Way = Way.DIRECT,
+    backward: Way | None = None,
+) -> Tensor:
+    """By the stated ways, whatever was measured. There has to be a compiler."""
+    device = "cpu" if x.is_cpu else x.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    result: Tensor = ConvRelu.apply(  # type: ignore[no-untyped-call]
+        x, weight, bias, padding, pool, int(forward), int(forward if backward is None else backward)
+    )
+    return result
+
+
+def plain(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: int | tuple[int, ...],
+    padding: str | int | tuple[int, ...],
+    dilation: int | tuple[int, ...],
+    groups: int,
+    pool: bool,
+) -> Tensor:
+    """By PyTorch's own operators. The pool comes before the ReLU: the same numbers for a quarter of the ReLU's work."""
+    result = functional.conv2d(x, weight, bias, stride, padding, dilation, groups)  # type: ignore[arg-type]
+    if pool:
+        result = functional.max_pool2d(result, 2)
+    return functional.relu(result)
+
+
+class ConvRelu(torch.autograd.Function):
+    """The ReLU's mask comes from the result itself, or from the pool's code: nothing else is kept but x and the weights."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, pool: bool, way: int, way_back: int
+    ) -> Tensor:
+        wanted = ctx.needs_input_grad
+        keep = wanted[1] or wanted[0] or wanted[2]
+        # On the CPU without PyTorch's dispatcher, which costs more than a small layer; through it where a compiler looks on.
+        forward = _forward if x.is_cpu and not torch.compiler.is_compiling() else torch.ops.lockstep.conv_relu_forward
+        y, code = forward(x, weight, bias, padding, pool, way, keep)
+        ctx.save_for_backward(x, weight, code if pool else y)
+        ctx.settings = padding, pool, way_back
+        return y  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("FusedConvReLU has no second derivative: use torch.nn.Conv2d and torch.nn.ReLU")
+        x, weight, kept = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        backward = _backward if x.is_cpu and not torch.compiler.is_compiling() else torch.ops.lockstep.conv_relu_backward
+        grad_x, grad_weight, grad_bias = backward(grad, x, weight, kept, *ctx.settings, wanted[0])
+        return (
+            grad_x if wanted[0] else None,
+            grad_weight if wanted[1] else None,
+            grad_bias if wanted[2] else None,
+            *(None, None, None, None),
+        )
+
+
+def _forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, pool: bool, way: int, keep: bool
+) -> tuple[Tensor, Tensor | None]:
+    kernels = native.load(x.dtype is torch.float64)
+    if way != Way.TORCH and kernels is not None:
+        if x.dtype is not weight.dtype or (bias is not None and bias.dtype is not weight.dtype):
+            raise RuntimeError(f"conv_relu: input ({x.dtype}), weight ({weight.dtype}) and bias should be of one type")
+        found = kernels.forward(x, weight, bias, padding, pool, way == Way.WINOGRAD, keep)
+        if found is not None:
+            return found
+    output = functional.conv2d(x, weight, bias, padding=padding)
+    if not pool:
+        return output.relu_(), None
+    y, index = functional.max_pool2d_with_indices(output, 2)
+    row, column = index // output.shape[3], index % output.shape[3]
+    code = (row % 2 * 2 + column % 2).to(torch.uint8).masked_fill_(y <= 0, CUT_OFF)
+    return y.relu_(), code
+
+
+def _backward(
+    grad: Tensor, x: Tensor, weight: Tensor, kept: Tensor, padding: int, pool: bool, way: int, wants_x: bool
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    kernels = native.load(x.dtype is torch.float64)
+    if way != Way.TORCH and kernels is not None:
+        found = kernels.backward(grad, x, weight, kept, padding, pool, way == Way.WINOGRAD, wants_x)
+        if found is not None:
+            return found
+    if pool:
+        height, width = (x.shape[i] + 2 * padding - weight.shape[i] + 1 for i in (2, 3))
+        whole = grad.new_zeros((*grad.shape[:2], height, width))
+        for i in range(4):
+            part = whole[:, :, i // 2 : height // 2 * 2 : 2, i % 2 : width // 2 * 2 : 2]
+            part.copy_(grad.masked_fill(kept != i, 0))
+    else:
+        whole = torch.ops.aten.threshold_backward(grad, kept, 0)
+    sizes, ones = [weight.shape[0]], [1, 1]
+    grads: tuple[Tensor | None, Tensor, Tensor] = torch.ops.aten.convolution_backward(
+        whole, x, weight, sizes, ones, [padding] * 2, ones, False, [0, 0], 1, [wants_x, True, True]
+    )
+    return grads
+
+
+def _ways(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, pool: bool) -> tuple[Way, Way]:
+    dtype = weight.dtype
+    if not (x.is_cpu and weight.is_cpu and x.dim() == 4 and x.shape[1] == weight.shape[1]):
+        return dispatch.NEITHER  # another device; or wrong input, of which PyTorch's operator says what is wrong
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+    elif x.dtype != dtype or (bias is not None and bias.dtype != dtype):
+        return dispatch.NEITHER
+    batch, channels, height, width = x.shape
+    words = (batch, channels, weight.shape[0], height, width, weight.shape[2], padding, pool, native.last_order(x), dtype)
+    if torch.compiler.is_compiling():  # shapes may be symbols here, which the table does not know
+        return dispatch.rule(*words)
+    kernels = native.load() if type(x) is Tensor else None
+    if kernels is None:
+        return dispatch.NEITHER
+    return dispatch.choose(*words, torch.get_num_threads(), x.requires_grad, kernels.isa)
+
+
+def _fake_forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, pool: bool, way: int, keep: bool
+) -> tuple[Tensor, Tensor]:
+    halves = 2 if pool else 1
+    height, width = ((x.shape[i] + 2 * padding - weight.shape[i] + 1) // halves for i in (2, 3))
+    layout = torch.channels_last if native.last_order(x) else torch.contiguous_format
+    size = (x.shape[0], weight.shape[0], height, width)
+    y = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=layout)
+    code = torch.empty_like(y, dtype=torch.uint8) if pool and keep else x.new_empty((0, 0, 0, 0), dtype=torch.uint8)
+    return y, code
+
+
+def _fake_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, kept: Tensor, padding: int, pool: bool, way: int, wants_x: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    layout = torch.channels_last if native.last_order(x) else torch.contiguous_format
+    grad_x = torch.empty_like(x, memory_format=layout) if wants_x else x.new_empty(0)
+    return grad_x, torch.empty_like(weight), weight.new_empty(weight.shape[0])
+
+
+def _forward_operator(*words: Any) -> tuple[Tensor, Tensor]:
+    """As an operator has to: with a tensor in every place."""
+    y, code = _forward(*words)
+    return y, y.new_empty((0, 0, 0, 0), dtype=torch.uint8) if code is None else code
+
+
+def _backward_operator(*words: Any) -> tuple[Tensor, Tensor, Tensor]:
+    grad_x, grad_weight, grad_bias = _backward(*words)
+    return grad_weight.new_empty(0) if grad_x is None else grad_x, grad_weight, grad_bias
+
+
+def _define() -> None:
+    """The same two functions as operators, which torch.compile puts into its graphs without looking inside."""
+    words = "int padding, bool pool, int way, bool"
+    torch.library.define(
+        "lockstep::conv_relu_forward", f"(Tensor x, Tensor weight, Tensor? bias, {words} keep) -> (Tensor, Tensor)"
+    )
+    torch.library.define(
+        "lockstep::conv_relu_backward",
+        f"(Tensor grad, Tensor x, Tensor weight, Tensor kept, {words} wants_x) -> (Tensor, Tensor, Tensor)",
+    )
+    torch.library.impl("lockstep::conv_relu_forward", "CPU", _forward_operator)
+    torch.library.impl("lockstep::conv_relu_backward", "CPU", _backward_operator)
+    torch.library.register_fake("lockstep::conv_relu_forward", _fake_forward)
+    torch.library.register_fake("lockstep::conv_relu_backward", _fake_backward)
+
+
+_define()
