@@ -15,6 +15,7 @@ from lockstep.dashboard.live import LIVE_PLOTS
 from lockstep.errors import LockstepError
 from lockstep.process import die_with_parent
 from lockstep.report.document import report
+from lockstep.report.html import document
 from lockstep.report.subject import Subject, of_runs, of_study
 from lockstep.report.views import Part, Report
 from lockstep.run import Run
@@ -33,7 +34,9 @@ class Asked(msgspec.Struct):
 
 
 def make(asked: Asked) -> Report:
-    subject: Subject = of_study(StudyFolder(Path(asked.study))) if asked.study else of_runs([Run(Path(name)) for name in asked.runs])
+    subject: Subject = (
+        of_study(StudyFolder(Path(asked.study))) if asked.study else of_runs([Run(Path(name)) for name in asked.runs])
+    )
     found = report([subject])
     return msgspec.structs.replace(found, parts=[_without_live(part) for part in found.parts]) if asked.live else found
 
@@ -49,7 +52,7 @@ def main() -> None:
         found = make(msgspec.json.decode(sys.stdin.buffer.read(), type=Asked))
     except LockstepError as error:
         sys.exit(str(error))
-    sys.stdout.buffer.write(msgspec.json.encode(found))
+    sys.stdout.buffer.write(msgspec.json.encode(document(found)))
 
 
 if __name__ == "__main__":
