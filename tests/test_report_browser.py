@@ -236,6 +236,11 @@ def test_a_plot_is_read_and_switched_with_the_keyboard(browser: Any, made: tuple
         figure.locator("button.key", has_text="test").press("Enter")
         assert figure.locator("button.key", has_text="test").get_attribute("aria-pressed") == "false"
         assert figure.locator(LINES).count() == 3
+        for name in ("train", "rank 0", "rank 1"):
+            figure.locator("button.key", has_text=name).click()
+        assert not figure.locator(".drawing").is_visible(), "an empty plot says nothing"
+        figure.locator("button.key", has_text="train").click()
+        assert figure.locator(LINES).count() == 1
         figure.locator("button", has_text="Data").click()
         assert figure.locator(".data tbody tr").count() == 40
         assert opened.problems == []

@@ -42,7 +42,10 @@ function figureFor(given) {
   const reader = follow(plot, status, (place) => drawn.at(place));
   const drawn = plotter(drawing, chart, state, (view) => reader.go(view, STOPS[chart.kind](chart, state)));
   const redraw = () => {
-    drawn.switch();
+    const nothing = !STOPS[chart.kind](chart, state).length;
+    plot.classList.toggle("nothing", nothing);
+    if (nothing) reader.go(null, []);
+    else drawn.switch();
     fillLegend(legend, legendOf(chart, state), state, redraw);
   };
   const head = element("div", { class: "figure-head" }, element("h4", {}, chart.title), toolsFor(() => chart, state, table));

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from lockstep.report.vega.common import (
@@ -23,6 +24,8 @@ from lockstep.report.views import Lines, Series
 
 SHAPES = ("circle", "square", "triangle-up", "diamond")
 OWN = {"expr": lookup("palette", "colour")}
+NAME = {"field": "name", "type": "nominal", "title": None}
+Place = Callable[[str], Spec]
 # In square dots, so that all look equally large.
 SIZES = {"circle": 40, "square": 40, "triangle-up": 90, "diamond": 80}
 # Lines of more points than this are drawn without marks.
@@ -33,58 +36,15 @@ APART = 8
 
 
 def lines(chart: Lines) -> Spec:
-    x, y = _channels(chart)
-    names = {one.name: one.colour for one in chart.series}
-    dashes = {"domain": list(names), "range": [[6, 4] if one.dash else [1, 0] for one in chart.series]}
-    shade = colour("name", names)
-    key = {"field": "name", "type": "nominal", "title": None}
+    x, y, above = _channels(chart)
     about = {one.name: _about(chart, one) for one in chart.series}
-    layers: list[Spec] = []
     # Only the line, its band and its bars make the axes; all else is put where they say.
+    layers: list[Spec] = []
     if any(each["banded"] for each in about.values()):
-        layers.append(
-            {
-                "mark": {"type": "area", "opacity": 0.15, "color": OWN},
-                "encoding": {"x": x, "y": y("band_low"), "y2": {"field": "band_high"}, "detail": key},
-            }
-        )
+        layers.append(_band(x, y))
     if any(each["barred"] for each in about.values()):
         layers += _intervals(x, y)
-    layers += [
-        {
-            "mark": {"type": "line", "strokeWidth": 2, "strokeJoin": "round", "xOffset": {"expr": "datum.aside"}},
-            "encoding": {
-                "x": x,
-                "y": y("y"),
-                "color": shade,
-                "strokeDash": {**key, "scale": dashes, "legend": legend(list(names))},
-            },
-        },
-        *_marks(chart, x),
-        {
-            "data": {"values": [{}]},
-            "transform": [keep("at !== null")],
-            "mark": {"type": "rule", "color": ink("faint")},
-            "encoding": {"x": {"value": {"expr": "scale('x', at)"}}},
-        },
-        {
-            "transform": [keep(f"isValid(datum.y) && ({lookup('about', 'name')}.marked || datum.x === at)")],
-            "mark": {
-                "type": "point",
-                "filled": True,
-                "opacity": 1,
-                "color": OWN,
-                "stroke": ink("page"),
-                "strokeWidth": 1,
-                "shape": {"expr": f"{lookup('about', 'name')}.shape"},
-                "size": {"expr": f"(datum.x === at ? 2 : 1) * {lookup('about', 'name')}.size"},
-                "x": {"expr": "scale('x', datum.x) + datum.aside"},
-                "y": {"expr": "scale('y', datum.y)"},
-            },
-            "encoding": {},
-        },
-    ]
-    _, above = unit_name(chart.y, [value for one in chart.series for value in one.y])
+    layers += [_line(chart, x, y), *_marks(chart, x), _cursor(), _marked()]
     spec = base(
         chart,
         layers,
@@ -98,12 +58,65 @@ def lines(chart: Lines) -> Spec:
     return spec | {"data": {"name": "series"}, "transform": _points()}
 
 
+def _line(chart: Lines, x: Spec, y: Place) -> Spec:
+    names = {one.name: one.colour for one in chart.series}
+    dashes = {"domain": list(names), "range": [[6, 4] if one.dash else [1, 0] for one in chart.series]}
+    return {
+        "mark": {"type": "line", "strokeWidth": 2, "strokeJoin": "round", "xOffset": {"expr": "datum.aside"}},
+        "encoding": {
+            "x": x,
+            "y": y("y"),
+            "color": colour("name", names),
+            "strokeDash": {**NAME, "scale": dashes, "legend": legend(list(names))},
+        },
+    }
+
+
+def _band(x: Spec, y: Place) -> Spec:
+    return {
+        "mark": {"type": "area", "opacity": 0.15, "color": OWN},
+        "encoding": {"x": x, "y": y("band_low"), "y2": {"field": "band_high"}, "detail": NAME},
+    }
+
+
+def _cursor() -> Spec:
+    """Where the reader is."""
+    return {
+        "data": {"values": [{}]},
+        "transform": [keep("at !== null")],
+        "mark": {"type": "rule", "color": ink("faint")},
+        "encoding": {"x": {"value": {"expr": "scale('x', at)"}}},
+    }
+
+
+def _marked() -> Spec:
+    """Marks at the points of short lines, and larger ones where the reader is."""
+    own = lookup("about", "name")
+    return {
+        "transform": [keep(f"isValid(datum.y) && ({own}.marked || datum.x === at)")],
+        "mark": {
+            "type": "point",
+            "filled": True,
+            "opacity": 1,
+            "color": OWN,
+            "stroke": ink("page"),
+            "strokeWidth": 1,
+            "shape": {"expr": f"{own}.shape"},
+            "size": {"expr": f"(datum.x === at ? 2 : 1) * {own}.size"},
+            "x": {"expr": "scale('x', datum.x) + datum.aside"},
+            "y": {"expr": "scale('y', datum.y)"},
+        },
+        "encoding": {},
+    }
+
+
 def shape(one: Series) -> str:
     number = one.colour[1:]
     return SHAPES[int(number) % len(SHAPES)] if number.isdigit() else "circle"
 
 
-def _channels(chart: Lines) -> tuple[Spec, Any]:
+def _channels(chart: Lines) -> tuple[Spec, Place, str]:
+    """Both axes, and the title of the upright one, which stands above it."""
     named = any(one.texts for one in chart.series)
     xs = [value for one in chart.series for value in one.x]
     ys = [value for one in chart.series for value in (*one.y, *one.low, *one.high)]
@@ -123,7 +136,7 @@ def _channels(chart: Lines) -> tuple[Spec, Any]:
     def y(field: str) -> Spec:
         return place(field, axis, scale)
 
-    return x, y
+    return x, y, unit_name(chart.y, ys)[1]
 
 
 def _about(chart: Lines, one: Series) -> dict[str, Any]:
@@ -166,7 +179,7 @@ def _points() -> list[Spec]:
     ]
 
 
-def _intervals(x: Spec, y: Any) -> list[Spec]:
+def _intervals(x: Spec, y: Place) -> list[Spec]:
     moved = {
         "color": OWN,
         "xOffset": {"expr": "datum.aside"},
