@@ -246,16 +246,16 @@ def test_a_plot_that_is_being_read_is_left_alone(browser: Any, tmp_path: Path, m
     try:
         page = served.page(browser, "/run?id=live")
         figure = page.locator("#live figure[id='loss-by-step']")
-        figure.wait_for()
-        page.evaluate("document.querySelector('figure[id=\"loss-by-step\"]').dataset.mine = '1'")
+        points = "document.querySelector('figure[id=\"loss-by-step\"] g.mark-line path').getAttribute('d').split('L').length"
+        figure.locator("[data-drawn] svg").wait_for()
         figure.hover()
         more = Folders(tmp_path / "more").run("more", count=60)
         for rank in (0, 1):
             (run.rank_folder(rank) / "steps.bin").write_bytes((more.rank_folder(rank) / "steps.bin").read_bytes())
         time.sleep(2.5)
-        assert figure.get_attribute("data-mine") == "1"
+        assert page.evaluate(points) == 30
         page.mouse.move(1, 1)
-        until(page, "!document.querySelector('figure[id=\"loss-by-step\"]').dataset.mine")
+        until(page, f"{points} === 60")
         page.context.close()
         assert served.problems == []
     finally:

@@ -23,6 +23,7 @@ from lockstep.report import curves, exchange, setup, steps, timeline
 from lockstep.report.document import report
 from lockstep.report.html import page
 from lockstep.report.subject import Subject, of_names, of_runs
+from lockstep.report.vega import bundle
 from lockstep.report.views import Bars, Lines, Report, Scatter, Waterfall
 from lockstep.run import Options, Run, Spec, append_line, write_atomic
 from lockstep.settings import load
@@ -135,6 +136,9 @@ def step_rows(count: int, rank: int = 0, start_ns: int = 1_000_000_000) -> np.nd
 
 def isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
     """What was measured on the machine that runs the tests has no place in these reports."""
+    # But for the plotting library, which takes seconds to be put together.
+    kept = bundle.folder()
+    monkeypatch.setattr(bundle, "folder", lambda: kept)
     monkeypatch.delenv("LOCKSTEP_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return Folders(tmp_path / "runs")

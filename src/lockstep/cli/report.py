@@ -87,7 +87,8 @@ def _write_file(document: Report, output: Path, form: str) -> str:
 
 
 def _write_folder(document: Report, output: Path, form: str) -> str:
-    from lockstep.report import draw, tables
+    from lockstep.report import tables
+    from lockstep.report.vega import files
 
     output.mkdir(exist_ok=True)
     count = 0
@@ -95,9 +96,9 @@ def _write_folder(document: Report, output: Path, form: str) -> str:
         for chart in part.charts:
             path = output / f"{chart.id}.{form}"
             if form == "png":
-                draw.png(chart, path)
+                files.png(chart, path)
             else:
-                text = draw.svg(chart) if form == "svg" else tables.csv_text(tables.data(chart))
+                text = files.svg(chart) if form == "svg" else tables.csv_text(tables.data(chart))
                 path.write_text(text, encoding="utf-8", newline="")
             count += 1
     if form == "csv":

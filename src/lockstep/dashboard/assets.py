@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import html
 import re
+from functools import cache
 from importlib.resources import files
 
 import msgspec
 
 from lockstep.report.html import SCRIPTS
+from lockstep.report.vega.bundle import bundle
 
 # The report's last script draws the whole page at once; here it is a function, called when the report has come.
 *_PARTS, _WHOLE = SCRIPTS
@@ -29,6 +31,12 @@ def scripts() -> dict[str, bytes]:
         "theme.js": _closed(_own("theme.js")),
         "dashboard.css": style.encode(),
     }
+
+
+@cache
+def library() -> bytes:
+    """What draws the plots. Where it is not kept yet it takes seconds to be put together, so not before it is asked for."""
+    return bundle().script.encode()
 
 
 def page(title: str, script: str, given: object) -> bytes:

@@ -18,6 +18,7 @@ from lockstep.dashboard.live import LIVE_PLOTS
 from lockstep.errors import LockstepError
 from lockstep.process import die_with_parent
 from lockstep.report.document import report
+from lockstep.report.html import document
 from lockstep.report.subject import ReadOnce, Subject, of_runs, of_study
 from lockstep.report.views import Part, Report
 from lockstep.run import Run
@@ -80,7 +81,7 @@ def main() -> None:
         found = make(msgspec.json.decode(sys.stdin.buffer.read(), type=Asked))
     except LockstepError as error:
         sys.exit(str(error))
-    sys.stdout.buffer.write(msgspec.json.encode(found))
+    sys.stdout.buffer.write(msgspec.json.encode(document(found)))
 
 
 if __name__ == "__main__":

@@ -87,6 +87,8 @@ class App:
         name = request.path.removeprefix("/assets/")
         if name in self._assets and name != request.path:
             return Answer(self._assets[name], TYPES[name.rpartition(".")[2]])
+        if request.path == "/assets/vega.js":
+            return Answer(assets.library(), TYPES["js"])
         if request.path not in self._pages and request.path not in self._follows:
             raise Refused(404, "there is no such page")
         if request.path.startswith(("/api/", "/events/")):

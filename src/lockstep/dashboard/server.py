@@ -18,6 +18,8 @@ from lockstep.dashboard.live import Event
 from lockstep.dashboard.routes import JSON, SIGN_S, Answer, App, Request, Stream
 from lockstep.dashboard.security import HEADERS, Guard, Refused
 from lockstep.errors import InputError, LockstepError
+from lockstep.report.vega.spec import for_page
+from lockstep.report.views import AnyChart
 
 MOST_BODY = 4096
 IDLE_S = 30.0
@@ -112,7 +114,14 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def _frames(events: list[Event]) -> bytes:
-    return b"".join(b"event: %s\ndata: %s\n\n" % (name.encode(), msgspec.json.encode(data)) for name, data in events)
+    return b"".join(
+        b"event: %s\ndata: %s\n\n" % (name.encode(), msgspec.json.encode(_sent(data))) for name, data in events
+    )
+
+
+def _sent(data: object) -> object:
+    """A chart goes with its spec, which the page draws it by."""
+    return for_page(data) if isinstance(data, AnyChart) else data
 
 
 class Server(ThreadingHTTPServer):

@@ -10,22 +10,27 @@ import hashlib
 import html
 import re
 from importlib.resources import files
+from typing import Any
 
 import msgspec
 
+from lockstep.report.vega.bundle import bundle
+from lockstep.report.vega.spec import for_page
 from lockstep.report.views import Report
 
-SCRIPTS = ("format.js", "plots.js", "shapes.js", "figure.js", "page.js")
+SCRIPTS = ("format.js", "values.js", "plot.js", "figure.js", "page.js")
 
 
 def page(report: Report) -> str:
     style = _file("page.css")
     script = '(() => {\n"use strict";\n' + "\n".join(_file(name) for name in SCRIPTS) + "\n})();"
+    library = bundle()
     parts = {
-        "policy": policy(style, script),
+        "policy": policy(style, script, library.digest),
         "title": html.escape(f"{report.title} – Lockstep report"),
         "style": style,
-        "document": safe(report),
+        "document": safe(document(report)),
+        "library": library.text,
         "script": script,
     }
     # Split once, so that what is put in is not looked through for marks: a title may hold anything.
@@ -33,17 +38,25 @@ def page(report: Report) -> str:
     return "".join(parts[piece] if number % 2 else piece for number, piece in enumerate(pieces))
 
 
-def policy(style: str, script: str) -> str:
-    """Nothing from anywhere but this style and this script; pictures only as the page itself makes them (PNG of a plot)."""
+def document(report: Report) -> dict[str, Any]:
+    """The report with a spec beside every chart."""
+    found: dict[str, Any] = msgspec.to_builtins(report)
+    for part, drawn in zip(report.parts, found["parts"], strict=True):
+        drawn["charts"] = [for_page(chart) for chart in part.charts]
+    return found
+
+
+def policy(style: str, script: str, library: str) -> str:
+    """Nothing from anywhere but this style, this script, and the library that it unpacks; no eval."""
     return (
-        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data: blob:; "
-        "base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}' '{library}'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
 
 
-def safe(report: Report) -> str:
+def safe(found: Any) -> str:
     """JSON that can stand in a script element: nothing in it can end the element or start another."""
-    text = msgspec.json.encode(report).decode()
+    text = msgspec.json.encode(found).decode()
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text

@@ -16,6 +16,10 @@ _STEPS: dict[str, list[tuple[float, float, str]]] = {
 }
 
 
+def steps(unit: str) -> list[tuple[float, float, str]]:
+    return _STEPS.get(unit, [])
+
+
 def scale(unit: str, size: float) -> tuple[float, str]:
     """What numbers up to this size are divided by, and the unit's name then."""
     for least, factor, name in _STEPS.get(unit, []):

@@ -91,21 +91,12 @@ function showPlot(chart) {
     return;
   }
   held.delete(chart.id);
-  const fresh = figureFor(old ? withChoices(chart, old) : chart);
-  if (old) old.replaceWith(fresh);
+  if (old) old.update(chart);
   else {
     const after = [...plots.children].find((one) => NAMES.indexOf(one.id) > NAMES.indexOf(chart.id));
-    plots.insertBefore(fresh, after || null);
+    plots.insertBefore(figureFor(chart), after || null);
   }
   plots.hidden = false;
-}
-
-// Lines and kinds of lines that the reader has switched stay so.
-function withChoices(chart, old) {
-  const off = new Set([...old.querySelectorAll("button.key[aria-pressed=false]")].map((key) => key.title));
-  const boxes = [...old.querySelectorAll(".switches input")];
-  const hidden = boxes.length ? boxes.filter((box) => !box.checked).map((box) => box.parentElement.textContent.trim()) : chart.hidden;
-  return { ...chart, hidden, ...(chart.series ? { series: chart.series.map((one) => ({ ...one, shown: !off.has(one.name) })) } : {}) };
 }
 
 function showHeld() {

@@ -49,57 +49,10 @@ function between(value, low, high, unit = "number") {
   return `${written(value, unit)} (${bare(low, unit, factor)}–${bare(high, unit, factor)})`;
 }
 
-// Round numbers between two ends, about so many of them.
-function ticks(low, high, about, whole) {
-  const span = high - low || 1;
-  let step = 10 ** Math.floor(Math.log10(span / about));
-  for (const factor of whole ? [1, 2, 5, 10] : [1, 2, 2.5, 5, 10]) {
-    if (span / (step * factor) <= about) {
-      step *= factor;
-      break;
-    }
-  }
-  if (whole) step = Math.max(1, Math.round(step));
-  const found = [];
-  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k += 1) found.push(k * step);
-  return { step, values: found };
-}
-
-function logTicks(low, high, about, base) {
-  const first = Math.floor(Math.log(low) / Math.log(base) + 1e-9);
-  const last = Math.ceil(Math.log(high) / Math.log(base) - 1e-9);
-  const every = Math.max(1, Math.ceil((last - first) / about));
-  const found = [];
-  for (let k = first; k <= last; k += every) found.push(base ** k);
-  return found.filter((value) => value >= low * 0.999 && value <= high * 1.001);
-}
-
-// What stands at an axis's marks: numbers in one unit, which its title names.
-function axisMarks(axis, low, high, about) {
-  if (axis.log) {
-    const values = logTicks(low, high, about, axis.unit === "binary" ? 2 : 10);
-    const texts = values.map((value) => {
-      const { factor, name } = unitFor(axis.unit, value);
-      return `${digits(value / factor, 1)}${name ? " " + name : ""}`;
-    });
-    return { values, texts, title: axis.label };
-  }
-  const { factor, name } = unitFor(axis.unit, Math.max(Math.abs(low), Math.abs(high)));
-  const { step, values } = ticks(low / factor, high / factor, about, axis.unit === "count");
-  let places = 0;
-  while (places < 6 && Math.abs(step * 10 ** places - Math.round(step * 10 ** places)) > 1e-6) places += 1;
-  return {
-    values: values.map((value) => value * factor),
-    texts: values.map((value) => fixed(value, places)),
-    title: name && name !== "×" ? `${axis.label}, ${name}` : axis.label,
-  };
-}
-
 function put(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-    else if (name === "fill" || name === "stroke") node.style[name] = value; // stronger than what the style sheet says
     else node.setAttribute(name, value === true ? "" : value);
   }
   for (const child of children.flat()) {
@@ -112,23 +65,4 @@ function put(node, attributes, children) {
 
 function element(name, attributes, ...children) {
   return put(document.createElement(name), attributes, children);
-}
-
-function shape(name, attributes, ...children) {
-  return put(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
-}
-
-const pen = document.createElement("canvas").getContext("2d");
-
-function textWidth(text, size = 12) {
-  pen.font = `${size}px system-ui, sans-serif`;
-  return pen.measureText(text).width;
-}
-
-// As much of a text as fits.
-function cut(text, room, size = 12) {
-  if (textWidth(text, size) <= room) return text;
-  let length = text.length;
-  while (length > 1 && textWidth(text.slice(0, length) + "…", size) > room) length -= 1;
-  return text.slice(0, length).trimEnd() + "…";
 }

@@ -146,11 +146,13 @@ function themeButton() {
   const apply = () => {
     document.documentElement.dataset.theme = chosen === "auto" ? (dark.matches ? "dark" : "light") : chosen;
     button.textContent = `Theme: ${chosen}`;
+    document.dispatchEvent(new Event("theme"));
   };
   dark.addEventListener("change", apply);
   // Paper is white, and what is folded away cannot be unfolded on it.
   addEventListener("beforeprint", () => {
     document.documentElement.dataset.theme = "light";
+    document.dispatchEvent(new Event("theme"));
     document.querySelectorAll("details.cell").forEach((one) => { one.open = true; });
   });
   addEventListener("afterprint", apply);
