@@ -9,6 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from lockstep import probe
+from lockstep.errors import InputError
 from lockstep.explain import (
     accuracy,
     explain,
@@ -25,7 +27,7 @@ from lockstep.explain.step import NAMES
 from lockstep.measure.records import ROW
 from lockstep.placement import Placement, plan
 from lockstep.recipe import Recipe
-from lockstep.run import Options, Run, Spec, append_line, write_atomic
+from lockstep.run import Options, Probe, Run, Spec, append_line, write_atomic
 from lockstep.ways import BESIDE, FILE, Way
 
 RECIPE = Recipe(data="embedded", global_batch=64, epochs=1)
@@ -369,3 +371,9 @@ def test_findings_come_with_the_costliest_first(folder: Folder) -> None:
     assert [each.cost for each in found] == sorted((each.cost for each in found), reverse=True)
     assert found[0].question == "speed-up", "half of the step is exchange"
     assert {each.question for each in found} >= {"step", "speed-up", "straggler", "accuracy", "overfitting"}
+
+
+def test_a_step_that_cannot_be_taken_apart_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="quantize=off"):
+        probe.measure(Recipe(quantize="qat"), Placement(), tmp_path / "ways", Probe())
+    assert not (tmp_path / "ways").exists()

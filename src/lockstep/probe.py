@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lockstep.errors import InputError
 from lockstep.launch import execute, prepare
 from lockstep.launch.supervise import Progress
 from lockstep.placement import Placement
@@ -25,6 +26,8 @@ def measure(
     progress: Progress | None = None,
 ) -> dict[str, Way]:
     """Start the placement's ranks once and measure; `folder` becomes a run folder of its own."""
+    if recipe.quantize != "off":
+        raise InputError("a step with quantize=qat cannot be taken apart yet: measure the same recipe with quantize=off")
     options = Options(data_root=data_root, save_model=False, probe=probe)
     where, spec = prepare(recipe, placement, options, folder.parent, folder.name)
     execute(where, spec, progress=progress)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import html
 import re
+import subprocess
+import sys
 from functools import cache
 from importlib.resources import files
 
 import msgspec
 
+from lockstep.dashboard.security import Refused
 from lockstep.report.html import SCRIPTS
-from lockstep.report.vega.bundle import bundle
 
 # The report's last script draws the whole page at once; here it is a function, called when the report has come.
 *_PARTS, _WHOLE = SCRIPTS
+_FETCH = "import sys; from lockstep.report.vega.bundle import bundle; sys.stdout.buffer.write(bundle().script.encode())"
 
 
 def scripts() -> dict[str, bytes]:
@@ -35,8 +38,13 @@ def scripts() -> dict[str, bytes]:
 
 @cache
 def library() -> bytes:
-    """What draws the plots. Where it is not kept yet it takes seconds to be put together, so not before it is asked for."""
-    return bundle().script.encode()
+    """What draws the plots, fetched when it is first asked for, by a process of its own: where it is not kept yet, putting it together
+    takes seconds and a hundred megabytes."""
+    done = subprocess.run([sys.executable, "-P", "-c", _FETCH], capture_output=True)
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        raise Refused(500, said[-1] if said else "what draws the plots could not be had")
+    return done.stdout
 
 
 def page(title: str, script: str, given: object) -> bytes:
