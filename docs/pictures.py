@@ -105,8 +105,8 @@ def pages() -> None:
         for scheme, picture in (("light", "report"), ("dark", "report-dark")):
             page = new_page(browser, scheme, 1900)
             page.goto((folder / "report.html").as_uri())
-            page.wait_for_selector("figure svg, figure canvas")
-            page.wait_for_timeout(500)
+            page.wait_for_selector("figure .plot svg")
+            page.wait_for_timeout(3000)  # the other plots; the page's policy forbids to ask it from inside
             keep(page, picture)
         show(browser, call(folder, "show", last, "--plot", COLUMNS="100", FORCE_COLOR="1"))
         live(folder, browser)

@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 import pytest
 
+from lockstep.dashboard import assets
 from lockstep.dashboard.server import Server
 from support import Cli, wait_for
 from test_report import ALONE, BOTH, RECIPE, Folders, isolated, step_rows, study_folder
@@ -347,10 +348,14 @@ def test_wrong_words_are_one_line(cli: Cli) -> None:
     assert "--host no.such.host" in cli.error("dashboard", "--host", "no.such.host.invalid", code=2)
 
 
-def test_a_report_of_a_long_run_does_not_make_the_server_large(ask: Asked, folders: Folders) -> None:
+def test_neither_a_long_run_nor_the_library_makes_the_server_large(ask: Asked, folders: Folders) -> None:
     run = folders.run("long")
     for rank in (0, 1):
         step_rows(300_000, rank).tofile(run.rank_folder(rank) / "steps.bin")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert ask("/api/report?id=long")[0] == 200
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000, "kB, of 58 MB that were read"
+    # Nor does the library that draws the plots, which is put together here for the first time.
+    assets.library.cache_clear()
+    assert ask("/assets/vega.js")[0] == 200
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 30_000
