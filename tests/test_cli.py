@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -266,7 +267,12 @@ def test_json_is_one_document_and_the_rest_goes_to_stderr(cli: Cli) -> None:
     broken = cli.runs / "99990101-000000-broken"
     broken.mkdir()
     (broken / "run.json").write_text('{"recipe": ')
-    assert "unreadable" in cli("runs").stdout
+    other = cli.runs / "99990101-000001-other"
+    other.mkdir()
+    (other / "run.json").write_text('{"plan": {}, "recipe": []}')
+    os.mkdir(os.fsencode(cli.runs) + b"/99990101-\xff")  # noqa: PTH102: a name that is no text
+    Path(os.fsdecode(os.fsencode(cli.runs) + b"/99990101-\xff/run.json")).write_text("{}")
+    assert cli("runs").stdout.count("unreadable") == 2
     assert "run.json" in cli.error("show", broken.name, code=2)
 
 

@@ -21,13 +21,14 @@ import pytest
 from lockstep.dashboard import stopping
 from lockstep.dashboard.listing import PAGE, Listing, Query
 from lockstep.dashboard.live import LIVE_PLOTS, LiveRun
-from lockstep.dashboard.maker import PEERS_EACH_WAY, Asked, _subject, make
+from lockstep.dashboard.maker import Asked, _subject, make
 from lockstep.dashboard.security import Refused
 from lockstep.dashboard.steps import STRETCHES, LiveSteps
 from lockstep.dashboard.tail import TAIL_BYTES, Records, Text
 from lockstep.measure.records import ROW
 from lockstep.report.document import report
 from lockstep.report.subject import of_runs
+from lockstep.report.subject import PEERS_EACH_WAY
 from lockstep.run import Run
 from test_report import ALONE, RECIPE, Folders, isolated, step_rows, study_folder
 

@@ -246,7 +246,9 @@ def test_a_plot_that_is_being_read_is_left_alone(browser: Any, tmp_path: Path, m
     try:
         page = served.page(browser, "/run?id=live")
         figure = page.locator("#live figure[id='loss-by-step']")
-        points = "document.querySelector('figure[id=\"loss-by-step\"] g.mark-line path').getAttribute('d').split('L').length"
+        points = (
+            "document.querySelector('figure[id=\"loss-by-step\"] g.mark-line path').getAttribute('d').split('L').length"
+        )
         figure.locator("[data-drawn] svg").wait_for()
         figure.hover()
         more = Folders(tmp_path / "more").run("more", count=60)

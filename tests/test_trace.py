@@ -110,6 +110,18 @@ def test_buckets_carry_all_gradients(traced: Run) -> None:
         assert len(found) > 1
 
 
+def test_an_only_bucket_is_the_exchange_that_the_clock_counts(module_cli: Cli) -> None:
+    """Without a hook: DDP itself says that there is one bucket, and how large."""
+    run = Run(Path(module_cli.run(*SHORT, "ranks=2", "strategy=ddp", "--trace", "3", "--name", "only")["run"]))
+    for rank in range(2):
+        sizes = json.loads((run.rank_folder(rank) / "summary.json").read_text())["strategy"]["bucket_sizes"]
+        rows = {int(row["step"]): int(row["exchange_ns"]) for row in read_steps(run.rank_folder(rank) / "steps.bin")}
+        found = [event for event in rank_events(run, rank) if event["cat"] == "exchange"]
+        assert [event["args"]["bytes"] for event in found] == 3 * sizes
+        for event in found:
+            assert event["dur"] * 1000 == pytest.approx(rows[event["args"]["step"]], abs=1)
+
+
 def test_the_evaluation_in_between_is_there(traced: Run) -> None:
     (found,) = [event for event in rank_events(traced, 0) if event["name"] == "evaluation"]
     assert found["args"]["step"] == 15, "the last step of the first epoch"

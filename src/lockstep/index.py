@@ -30,9 +30,13 @@ Row = dict[str, Any]
 
 def line(run: Run) -> Row:
     """What a list says of one run; one that cannot be read is listed as such, not passed over."""
-    spec = read_json(run.folder / "run.json")
-    if spec is None or "plan" not in spec:
+    try:
+        return _line(run, read_json(run.folder / "run.json") or {})
+    except (KeyError, TypeError, AttributeError):  # JSON, but not of a run
         return {"id": run.id, "state": "unreadable", "created": 0.0, **dict.fromkeys(_EMPTY)}
+
+
+def _line(run: Run, spec: Row) -> Row:
     summary = run.summary() or {}
     recipe, placement = spec["recipe"], spec["placement"]
     return {
@@ -67,6 +71,8 @@ def rows(root: Path) -> list[Row]:
     fresh: dict[str, Row | None] = {}
     found: list[Row] = []
     for name in sorted(changed):
+        if not _is_text(name):
+            continue  # no run of ours: it could be written neither into the index nor into any document
         stamp, row = known.get(name, (0, None))
         if stamp != changed[name]:
             row = line(Run(root / name)) if (root / name / "run.json").exists() else None
@@ -79,6 +85,14 @@ def rows(root: Path) -> list[Row]:
     if fresh or gone:
         _write(root, {name: (changed[name], row) for name, row in fresh.items()}, gone)
     return found
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # bytes that are no UTF-8
+        return False
+    return True
 
 
 def _open(root: Path) -> sqlite3.Connection:

@@ -27,7 +27,9 @@ def measure(
 ) -> dict[str, Way]:
     """Start the placement's ranks once and measure; `folder` becomes a run folder of its own."""
     if recipe.quantize != "off":
-        raise InputError("a step with quantize=qat cannot be taken apart yet: measure the same recipe with quantize=off")
+        raise InputError(
+            "a step with quantize=qat cannot be taken apart yet: measure the same recipe with quantize=off"
+        )
     options = Options(data_root=data_root, save_model=False, probe=probe)
     where, spec = prepare(recipe, placement, options, folder.parent, folder.name)
     execute(where, spec, progress=progress)

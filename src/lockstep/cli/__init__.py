@@ -33,7 +33,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "predict": ("lockstep.cli.predict", "Predict what more ranks, another batch or another link would give."),
     "report": ("lockstep.cli.report", "Make one page of runs or studies: findings, curves, tables."),
     "dashboard": ("lockstep.cli.dashboard", "Watch runs and studies in the browser, live."),
-    "quantize": ("lockstep.cli.quantize", "Turn a finished run's model into 8-bit integers; test, write and measure it."),
+    "quantize": (
+        "lockstep.cli.quantize",
+        "Turn a finished run's model into 8-bit integers; test, write and measure it.",
+    ),
     "kernels": ("lockstep.cli.kernels", "Measure the fused convolution kernels against PyTorch's own."),
     "export": ("lockstep.cli.export", "Write runs for other tools: CSV, JSON, Parquet, MLflow, TensorBoard, Perfetto."),
     "completion": ("lockstep.cli.completion", "Print the shell completion script."),

@@ -41,6 +41,8 @@ class Trace:
         """`rows`: how many step rows there are already; `steps_before`: steps that another run took before the first row."""
         self.active = False
         """Whether the step under way is traced."""
+        self.only_bucket = 0
+        """Where all gradients are in one bucket, its bytes: then its exchange is what the clock counts as exchange."""
         self._path, self._spec, self._rank = folder / FILE, spec, rank
         self._first = rows + WARMUP_STEPS
         self._end = self._first + (spec.options.trace or 0)
@@ -118,6 +120,8 @@ class TraceClock(CpuClock):
         self._trace.note(PHASES[BACKWARD], before, ready)
         if ready < self._last:
             self._trace.note(PHASES[EXCHANGE], ready, self._last)
+            if self._trace.only_bucket:
+                self._trace.bucket(0, self._trace.only_bucket, ready, ready, self._last)
 
     def finish(self, epoch: int, samples: int) -> None:
         if self._trace.active:

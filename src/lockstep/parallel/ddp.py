@@ -21,6 +21,7 @@ from lockstep.placement import Placement
 
 # PyTorch's own size. Left unstated, DDP starts with a small bucket of 1 MB, so that the exchange begins early.
 DEFAULT_BUCKET_MB = 25.0
+FIRST_BUCKET_BYTES = 1 << 20
 # DDP puts its buckets together anew after the first step, and PowerSGD remembers something for each: it starts after that.
 POWERSGD_FROM_STEP = 2
 # Keeps a gradient that is zero throughout from becoming 0 / 0.
@@ -52,6 +53,8 @@ class Watcher(Protocol):
     """Who wants to know when buckets are exchanged."""
 
     active: bool
+    only_bucket: int
+    """Bytes of the only bucket, where there is one: it is full with the last gradient, and its exchange is what follows backward."""
 
     def bucket(self, index: int, size: int, begin: int, launched: int, end: int) -> None:
         """Nanoseconds: when the bucket was full, when its exchange was under way, when it was over."""
@@ -87,6 +90,7 @@ class Ddp:
         self._no_sync: Callable[[], AbstractContextManager[None]] = wrapped.no_sync
         self.gradient_scale = float(dist.get_world_size(group))
         self._graph_known = not settings.static_graph
+        self._bucket_bytes = int(settings.bucket_mb * (1 << 20))
 
     def no_exchange(self) -> AbstractContextManager[None]:
         if not self._graph_known:
@@ -98,6 +102,11 @@ class Ddp:
 
     def watch(self, watcher: Watcher) -> None:
         """Tell about every bucket's exchange. Before the first step: DDP takes no hook later, and keeps the one it has."""
+        size = sum(p.numel() * p.element_size() for p in self._wrapped.module.parameters() if p.requires_grad)
+        if self._exchanges is None and size <= min(FIRST_BUCKET_BYTES, self._bucket_bytes):
+            # A hook in Python would cost a short step a tenth (measured), and would tell what the step's own clock knows.
+            watcher.only_bucket = size
+            return
         if self._exchanges is None:
             self._exchanges = Exchanges(self._group, _average)
             self._wrapped.register_comm_hook(self._exchanges, _exchange)

@@ -17,6 +17,8 @@ from lockstep.study.folder import StudyFolder
 from lockstep.study.gather import Group
 
 COLOURS = 8
+# A run is explained beside others of its task: with ten thousand of them, those of about its time.
+PEERS_EACH_WAY = 25
 
 
 class ReadOnce(Run):
@@ -102,7 +104,7 @@ class Subject:
 
     @cached_property
     def peers(self) -> list[Run]:
-        """Finished runs that its runs are explained beside: its own, and for a single run all of its folder that did the same task."""
+        """Finished runs that its runs are explained beside: its own, and for a single run those of the same task next to it in time."""
         own = [each.run for group in self.done for each in group.done]
         return own if self.kind != "run" or not own else [*own, *_of_the_same_task(own[0])]
 
@@ -147,5 +149,9 @@ def _may_be_a_run(name: str) -> bool:
 
 def _of_the_same_task(run: Run) -> list[Run]:
     recipe, root = run.spec().recipe, run.folder.parent
-    rows = [row for row in index.rows(root) if row["state"] == "done" and row["id"] != run.id]
-    return [ReadOnce(root / row["id"]) for row in rows if (row["model"], row["data"]) == (recipe.model, recipe.data)]
+    task = (recipe.model, recipe.data)
+    same = [row for row in index.rows(root) if (row.get("model"), row.get("data")) == task]
+    names = [row["id"] for row in same if row["state"] == "done"]
+    place = names.index(run.id) if run.id in names else len(names)
+    near = names[max(0, place - PEERS_EACH_WAY) : place] + names[place + 1 : place + 1 + PEERS_EACH_WAY]
+    return [ReadOnce(root / name) for name in near]

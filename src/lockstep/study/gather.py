@@ -31,12 +31,17 @@ class Group:
 
     @property
     def done(self) -> list[Sample]:
-        return [each for each in self.samples if each.state == "done"]
+        return [each for each in self.samples if each.state == "done" and each.summary]
 
     @property
     def failures(self) -> list[str]:
         ended = [each for each in self.samples if each.state in ("failed", "stalled")]
-        return [f"{each.run.id}: {each.cause}" for each in ended] + self.unstarted
+        lost = [
+            f"{each.run.id}: its summary.json is gone"
+            for each in self.samples
+            if each.state == "done" and not each.summary
+        ]
+        return [f"{each.run.id}: {each.cause}" for each in ended] + lost + self.unstarted
 
 
 def named(names: Sequence[str], root: Path) -> list[Run]:
