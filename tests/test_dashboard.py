@@ -27,8 +27,7 @@ from lockstep.dashboard.steps import STRETCHES, LiveSteps
 from lockstep.dashboard.tail import TAIL_BYTES, Records, Text
 from lockstep.measure.records import ROW
 from lockstep.report.document import report
-from lockstep.report.subject import of_runs
-from lockstep.report.subject import PEERS_EACH_WAY
+from lockstep.report.subject import PEERS_EACH_WAY, of_runs
 from lockstep.run import Run
 from test_report import ALONE, RECIPE, Folders, isolated, step_rows, study_folder
 

@@ -20,8 +20,8 @@ from lockstep.own_loop.share import Batch
 from lockstep.parallel.group import gather, reduce_max, reduce_sum
 from lockstep.parallel.ranks import Rank
 from lockstep.run import Run, Spec, append_line, folder_error
-from lockstep.training.sums import Totals
 from lockstep.training.state import digest, whole_state
+from lockstep.training.sums import Totals
 
 # How many steps a script will take is not known: the file of step rows starts with room for so many, and doubles.
 FIRST_ROWS = 4096
