@@ -167,6 +167,15 @@ def test_four_ranks_on_two_nodes_by_torchrun(on_cluster: Cli, alone: dict[str, A
 @pytest.mark.skipif(
     mpirun.library_kind() != "mpich", reason="mpi4py with MPICH is not installed: pip install 'lockstep[mpi]'"
 )
+def test_quantization_aware_training_is_the_same_as_by_spawn(on_cluster: Cli) -> None:
+    words = (*SHORT, "quantize=qat", "ranks=2", "backend=gloo", "strategy=ddp", "threads=1")
+    here = on_cluster.run(*words, "launcher=spawn")
+    there = on_cluster.run(*words, *ON_SLURM, "hosts=2")
+    assert there["ranks_agree"]
+    assert there["weights_sha256"] == here["weights_sha256"], "weights and ranges, bit by bit"
+    assert there["int8_accuracy"] == here["int8_accuracy"]
+
+
 def test_the_mpi_backend_through_pmi2(on_cluster: Cli, alone: dict[str, Any]) -> None:
     words = ("hosts=2", "ranks=2", "backend=mpi")
     assert_same_as_alone(on_cluster.run(*SHORT, *ON_SLURM, *words, "slurm.mpi=pmi2"), alone)
