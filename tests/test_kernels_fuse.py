@@ -201,9 +201,11 @@ def chosen(monkeypatch: pytest.MonkeyPatch, rows: list[Row], **words: Any) -> tu
     monkeypatch.setattr(dispatch, "rows", lambda isa: tuple(rows))
     dispatch.choose.cache_clear()
     usual = {"batch": 32, "channels": 4, "width": 8, "height": 14, "breadth": 14, "kernel": 3, "padding": 1}
-    rest = {"pool": False, "last": False, "dtype": torch.float32, "threads": 1, "grad_x": True, "isa": "avx2"}
+    rest = {"pool": False, "last": False, "dtype": torch.float32}
+    others = {"threads": 1, "grad_x": True, "isa": "avx2"}
     try:
-        return dispatch.choose(**{**usual, **rest, **words})
+        layer = dispatch.Layer(**{**usual, **rest, **{key: words[key] for key in words if key not in others}})
+        return dispatch.choose(layer, **{key: words.get(key, value) for key, value in others.items()})
     finally:
         dispatch.choose.cache_clear()
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.dashboard import stopping
-from lockstep.dashboard.steps import MOST_RANKS, LiveSteps
+from lockstep.dashboard.steps import LiveSteps
 from lockstep.dashboard.tail import Records, Text
 from lockstep.report.curves import thin, values
+from lockstep.report.phases import MOST_RANKS
 from lockstep.report.views import Axis, Bars, Lines, Numbers, Series, short, shorts
 from lockstep.run import ENDED, Run, Spec
 

@@ -14,6 +14,7 @@ import numpy as np
 from lockstep.dashboard.security import read_at
 from lockstep.explain.step import NAMES, waiting
 from lockstep.measure.records import PHASES, ROW
+from lockstep.report.phases import MOST_RANKS, bars
 from lockstep.report.views import Axis, Bar, Bars, Lines, Numbers, Series, shorts, sure
 from lockstep.run import Run
 
@@ -24,7 +25,6 @@ READ_BYTES = 8 << 20
 # What one look reads at most: a run of a million steps is caught up with in a few of them.
 LOOK_BYTES = 64 << 20
 FEW_ROWS = 256
-MOST_RANKS = 16
 # Of a row, what is known of it for ever once it is written.
 _HEAD_BYTES = np.dtype(ROW.descr[:6]).itemsize
 
@@ -179,8 +179,7 @@ class LiveSteps:
         self._breakdown.add(ranks)
 
     def charts(self) -> list[Lines | Bars]:
-        loss, bars = self._lines(), self._bars()
-        return [chart for chart in (loss, bars) if chart is not None]
+        return [chart for chart in (self._lines(), self._bars()) if chart is not None]
 
     def _lines(self) -> Lines | None:
         if not self._loss.count or not self._has_loss:
@@ -204,16 +203,7 @@ class LiveSteps:
         rows = [_bar("all ranks, mean", means.mean(axis=0))]
         if self._ranks > 1:
             rows += [_bar(f"rank {rank}", means[rank]) for rank in range(min(self._ranks, MOST_RANKS))]
-        return Bars(
-            id="step",
-            section="step",
-            title="Where a step goes",
-            says="Mean time of each phase over the steps after warm-up. Exchange is what nothing hides; waiting is a rank's exchange beyond "
-            "that of the rank that came last.",
-            x=Axis(label="time of a step", unit="seconds"),
-            parts=list(NAMES),
-            rows=rows,
-        )
+        return bars(rows)
 
 
 def _bar(name: str, seconds: Rows) -> Bar:

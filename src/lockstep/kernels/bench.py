@@ -88,10 +88,9 @@ def _chosen(shape: Shape, batch: int, threads: int, device: str) -> tuple[str, s
     kernels = native.load()
     if device != "cpu" or kernels is None:
         return "torch", "torch"
-    forward, backward = dispatch.choose(
-        batch, shape.channels, shape.width, shape.size, shape.size, shape.kernel, shape.padding, shape.pool,
-        shape.last, torch.float32, threads, shape.grad_x, kernels.isa,
-    )  # fmt: skip
+    sizes = (batch, shape.channels, shape.width, shape.size, shape.size)
+    layer = dispatch.Layer(*sizes, shape.kernel, shape.padding, shape.pool, shape.last, torch.float32)
+    forward, backward = dispatch.choose(layer, threads, shape.grad_x, kernels.isa)
     return forward.name.lower(), backward.name.lower()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from enum import IntEnum
 from functools import lru_cache
 from math import log2, sqrt
+from typing import NamedTuple
 
 import torch
 
@@ -21,6 +22,22 @@ class Way(IntEnum):
     TORCH = 0
     DIRECT = 1
     WINOGRAD = 2
+
+
+class Layer(NamedTuple):
+    """What is to be computed, as far as the choice depends on it."""
+
+    batch: int
+    channels: int
+    width: int
+    height: int
+    breadth: int
+    kernel: int
+    padding: int
+    pool: bool
+    last: bool
+    """Whether x lies in channels-last order."""
+    dtype: torch.dtype
 
 
 NEITHER = (Way.TORCH, Way.TORCH)
@@ -43,46 +60,22 @@ def possible(channels: int, width: int, kernel: int, padding: int, dtype: torch.
     return Way.TORCH, Way.DIRECT
 
 
-def rule(
-    batch: int,
-    channels: int,
-    width: int,
-    height: int,
-    breadth: int,
-    kernel: int,
-    padding: int,
-    pool: bool,
-    last: bool,
-    dtype: torch.dtype,
-) -> tuple[Way, Way]:
+def rule(layer: Layer) -> tuple[Way, Way]:
     """Without the table, for compiled graphs: few channels directly, many by Winograd's method if there are tiles enough."""
-    ways = possible(channels, width, kernel, padding, dtype)
-    if dtype is torch.float64:  # for checking: nothing was done for its speed
+    ways = possible(layer.channels, layer.width, layer.kernel, layer.padding, layer.dtype)
+    if layer.dtype is torch.float64:  # for checking: nothing was done for its speed
         return NEITHER
-    if Way.WINOGRAD in ways and batch * height * breadth >= 512:
+    if Way.WINOGRAD in ways and layer.batch * layer.height * layer.breadth >= 512:
         return Way.WINOGRAD, Way.WINOGRAD
-    if Way.DIRECT in ways and kernel == 3 and channels <= 8:
+    if Way.DIRECT in ways and layer.kernel == 3 and layer.channels <= 8:
         return Way.DIRECT, Way.DIRECT
     return NEITHER
 
 
 @lru_cache(maxsize=4096)
-def choose(
-    batch: int,
-    channels: int,
-    width: int,
-    height: int,
-    breadth: int,
-    kernel: int,
-    padding: int,
-    pool: bool,
-    last: bool,
-    dtype: torch.dtype,
-    threads: int,
-    grad_x: bool,
-    isa: str,
-) -> tuple[Way, Way]:
+def choose(layer: Layer, threads: int, grad_x: bool, isa: str) -> tuple[Way, Way]:
     """The ways forward and backward, by the table for this processor."""
+    batch, channels, width, height, breadth, kernel, padding, pool, last, dtype = layer
     ways = possible(channels, width, kernel, padding, dtype)
     if len(ways) == 1 or batch == 0:
         return NEITHER

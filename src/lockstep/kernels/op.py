@@ -146,24 +146,15 @@ def _ways(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, pool: bo
     elif x.dtype != dtype or (bias is not None and bias.dtype != dtype):
         return dispatch.NEITHER
     batch, channels, height, width = x.shape
-    words = (
-        batch,
-        channels,
-        weight.shape[0],
-        height,
-        width,
-        weight.shape[2],
-        padding,
-        pool,
-        native.last_order(x),
-        dtype,
+    layer = dispatch.Layer(
+        batch, channels, weight.shape[0], height, width, weight.shape[2], padding, pool, native.last_order(x), dtype
     )
     if torch.compiler.is_compiling():  # shapes may be symbols here, which the table does not know
-        return dispatch.rule(*words)
+        return dispatch.rule(layer)
     kernels = native.load() if type(x) is Tensor else None
     if kernels is None:
         return dispatch.NEITHER
-    return dispatch.choose(*words, torch.get_num_threads(), x.requires_grad, kernels.isa)
+    return dispatch.choose(layer, torch.get_num_threads(), x.requires_grad, kernels.isa)
 
 
 def _fake_forward(

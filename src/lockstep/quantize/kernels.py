@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -35,24 +36,24 @@ def pair(value: Any) -> list[int]:
     return list(value) if isinstance(value, list | tuple) else [value, value]
 
 
-class Kernels:
+class Kernels(ABC):
     """What an engine has to offer: modules, so that the graph holds their packed weights."""
 
     @staticmethod
-    def layer(spot: Spot, integers: bool) -> nn.Module:
-        raise NotImplementedError
+    @abstractmethod
+    def layer(spot: Spot, integers: bool) -> nn.Module: ...
 
     @staticmethod
-    def quantize(numbers: Numbers) -> nn.Module:
-        raise NotImplementedError
+    @abstractmethod
+    def quantize(numbers: Numbers) -> nn.Module: ...
 
     @staticmethod
-    def dequantize(numbers: Numbers) -> nn.Module:
-        raise NotImplementedError
+    @abstractmethod
+    def dequantize(numbers: Numbers) -> nn.Module: ...
 
     @staticmethod
-    def pool(arguments: list[Any]) -> nn.Module:
-        raise NotImplementedError
+    @abstractmethod
+    def pool(arguments: list[Any]) -> nn.Module: ...
 
     @staticmethod
     def takes_pool(layer: nn.Module, arguments: list[Any]) -> bool:

@@ -9,23 +9,22 @@ import numpy as np
 from lockstep.explain.evidence import Evidence
 from lockstep.explain.speedup import CAUSES, losses
 from lockstep.explain.step import NAMES, split
+from lockstep.report.phases import MOST_RANKS, SECTION, bars
 from lockstep.report.subject import Subject
 from lockstep.report.units import text
 from lockstep.report.views import Axis, Bar, Bars, Fall, Waterfall, sure
 from lockstep.run import Run
 from lockstep.study.gather import Group
 
-SECTION = "step"
-MOST_RANKS = 16
 Parts = dict[str, float]
 
 
 def charts(subject: Subject) -> list[Bars | Waterfall]:
-    bars = _bars(subject)
+    found = _bars(subject)
     falls = [
         fall for group in subject.done for each in group.done[:1] if (fall := waterfall(each.run, group.name, subject))
     ]
-    return [*([bars] if bars else []), *falls]
+    return [*([found] if found else []), *falls]
 
 
 def _bars(subject: Subject) -> Bars | None:
@@ -44,17 +43,7 @@ def _bars(subject: Subject) -> Bars | None:
             ]
     if not rows:
         return None
-    return Bars(
-        id="step",
-        section=SECTION,
-        title="Where a step goes",
-        says="Mean time of each phase over the steps after warm-up. Exchange is what nothing hides; waiting is a rank's exchange beyond that of "
-        "the rank that came last; other is what no phase accounts for.",
-        x=Axis(label="time of a step", unit="seconds"),
-        parts=list(NAMES),
-        rows=rows,
-        hidden=[] if single else ["ranks"],
-    )
+    return bars(rows, [] if single else ["ranks"])
 
 
 def _split(run: Run) -> list[Parts] | None:
