@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import compileall
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
@@ -65,3 +66,18 @@ def module_cli(tmp_path_factory: pytest.TempPathFactory) -> Cli:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """One process that trains SHORT: what runs in other places are compared with. Trained once for all files."""
     return Cli(tmp_path_factory.mktemp("alone")).run(*SHORT)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A real one; without it the tests that look at pages are skipped and say so."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
+    known = ("chromium", "chromium-browser", "google-chrome")
+    path = os.environ.get("LOCKSTEP_BROWSER") or next(filter(None, map(shutil.which, known)), None)
+    if path is None:
+        pytest.skip("needs a browser: apt-get install chromium, or LOCKSTEP_BROWSER=path")
+    with playwright.sync_playwright() as started:
+        # Root has no sandbox; the pages are our own.
+        opened = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield opened
+        opened.close()

@@ -18,20 +18,8 @@ from lockstep.run import Run
 from support import SHORT, Cli, processes_of, wait_for
 from test_dashboard_server import HOSTILE
 from test_report import ALONE, BOTH, RECIPE, Folders, isolated, study_folder
-from test_report_browser import BROWSER, playwright
 
-pytestmark = pytest.mark.skipif(
-    BROWSER is None, reason="needs a browser: apt-get install chromium, or LOCKSTEP_BROWSER=path"
-)
 NAMES = "[...document.querySelectorAll('.runs tbody th')].map(th => th.textContent)"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 def until(page: Any, expression: str) -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -24,23 +21,6 @@ from lockstep.run import Run, write_atomic
 from lockstep.ways import BESIDE, FILE, Way
 from support import wait_for
 from test_report import ALONE, BOTH, HOSTILE, RECIPE, Folders, study_folder
-
-playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
-BROWSER = os.environ.get("LOCKSTEP_BROWSER") or next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
-pytestmark = pytest.mark.skipif(
-    BROWSER is None, reason="needs a browser: apt-get install chromium, or LOCKSTEP_BROWSER=path"
-)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as started:
-        # Root has no sandbox; the page is our own.
-        opened = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")
