@@ -187,6 +187,38 @@ def test_each_jitter_is_what_pil_calls_so(colour: DataSet, which: int) -> None:
         assert np.abs(found[index].numpy() - expected).max() <= 2, f"factor {factor:.2f}"
 
 
+@pytest.mark.parametrize("kind", ["colour", "grey"])
+def test_jitter_rounds_once_per_operation_in_a_fixed_order(kind: str, request: pytest.FixtureRequest) -> None:
+    """Equal bits on every processor and in every batch: numpy, which rounds after each operation, gives the same ones."""
+    images = request.getfixturevalue(kind).train_images[:20]
+    channels, height, width = images.shape[1:]
+    factors = np.random.default_rng(2).uniform(0.5, 1.5, (20, 3))
+    own, grey = (part.astype(np.float32) for part in augment.colours(factors, images.shape[1:]))
+    values = images.astype(np.float32)
+    means = images.sum((2, 3), keepdims=True).astype(np.float32) * np.float32(1 / (height * width))
+    level = sum_in_order(means) * grey[:, 1:, None, None]
+    if channels == 3:
+        level = sum_in_order(values) * grey[:, :1, None, None] + level
+    expected = np.clip(values * own[:, :, None, None] + level, 0, 255)
+    found = augment.recolour(torch.tensor(images), torch.from_numpy(own), torch.from_numpy(grey))
+    assert np.array_equal(found.numpy(), expected)
+    single = [
+        augment.recolour(
+            torch.tensor(images[i : i + 1]), torch.from_numpy(own[i : i + 1]), torch.from_numpy(grey[i : i + 1])
+        )
+        for i in range(20)
+    ]
+    assert torch.equal(torch.cat(single), found)
+
+
+def sum_in_order(values: np.ndarray) -> np.ndarray:
+    weights = LUMA.astype(np.float32) if values.shape[1] == 3 else np.ones(1, np.float32)
+    total = values[:, :1] * weights[0]
+    for channel in range(1, values.shape[1]):
+        total = total + values[:, channel : channel + 1] * weights[channel]
+    return total
+
+
 def test_saturation_does_nothing_without_colours() -> None:
     factors = np.array([[1.2, 0.7, 0.5], [1.2, 0.7, 1.5]])
     for matrices in augment.colours(factors, (1, 28, 28)):

@@ -92,23 +92,40 @@ def colours(factors: Array, shape: tuple[int, int, int]) -> tuple[Array, Array]:
     """Brightness b, contrast c and saturation s (the columns of `factors`) in this order, as one map of colours.
 
     With y the brightness of a pixel and m its mean over the image: x becomes b x; then c x + (1 - c) m; then
-    s x + (1 - s) y. Nothing is cut off in between, so all of it is s c b x + (1 - s) c b y + (1 - c) b m: a matrix for
-    the pixel, and one for the sums over the image. Without three colours the saturation does nothing.
+    s x + (1 - s) y. Nothing is cut off in between, so all of it is s c b x + (1 - s) c b y + (1 - c) b m. Returns the factor
+    of x, and beside each other those of y and m. Without three colours the saturation does nothing.
     """
-    channels, height, width = shape
-    bright, contrast, colour = factors.T[:, :, None, None]
+    bright, contrast, colour = factors.T[:, :, None]
     both = bright * contrast
-    kept = both * colour if channels == 3 else both
-    luma = np.broadcast_to(np.array(LUMA if channels == 3 else (1 / channels,) * channels), (channels, channels))
-    return kept * np.eye(channels) + (both - kept) * luma, (bright - both) / (height * width) * luma
+    kept = both * colour if shape[0] == 3 else both
+    return kept, np.concatenate((both - kept, bright - both), axis=1)
 
 
-def recolour(images: Tensor, of_pixel: Tensor, of_sums: Tensor) -> Tensor:
-    """Apply such a map; what leaves 0..255 is cut off."""
-    values = images.to(torch.float32).flatten(2)
-    exact = torch.float32 if values.shape[2] <= EXACT_SUM else torch.float64
-    level = torch.bmm(of_sums, values.sum(2, keepdim=True, dtype=exact).to(torch.float32))
-    return torch.baddbmm(level, of_pixel, values).clamp_(0, 255).view(images.shape)
+def recolour(images: Tensor, own: Tensor, grey: Tensor) -> Tensor:
+    """Apply such a map; what leaves 0..255 is cut off.
+
+    Every operation is one product or one sum of two numbers, rounded once as IEEE 754 says, in an order that is written here.
+    So an image gets the same bits in any batch on any processor. A matrix product would promise neither: BLAS chooses its
+    order, and whether it rounds in between, by the processor and by the number of images.
+    """
+    values = images.to(torch.float32)
+    channels, height, width = values.shape[1:]
+    luma = LUMA if channels == 3 else (1 / channels,) * channels
+    exact = torch.float32 if height * width <= EXACT_SUM else torch.float64
+    means = values.sum((2, 3), keepdim=True, dtype=exact).to(torch.float32).mul_(1 / (height * width))
+    of_pixel, of_image = grey[:, :, None, None].split(1, dim=1)
+    level = _brightness(means, luma).mul_(of_image)
+    if channels == 3:
+        level = _brightness(values, luma).mul_(of_pixel).add_(level)
+    return values.mul(own[:, :, None, None]).add_(level).clamp_(0, 255)
+
+
+def _brightness(values: Tensor, luma: tuple[float, ...]) -> Tensor:
+    """The colours of each pixel, weighted and added from the first to the last."""
+    total = values[:, :1] * luma[0]
+    for channel, weight in enumerate(luma[1:], 1):
+        total.add_(values[:, channel : channel + 1] * weight)
+    return total
 
 
 def windows(shift: Array, flipped: Array, padding: int, shape: tuple[int, int, int]) -> tuple[Array, Array]:
