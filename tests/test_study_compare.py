@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from lockstep import index
@@ -18,7 +19,7 @@ from lockstep.recipe import Recipe
 from lockstep.run import Run, Spec, append_line, write_atomic
 from lockstep.study import compare
 from lockstep.study.definition import Claim, Published
-from lockstep.study.gather import of_runs
+from lockstep.study.gather import named, of_runs
 from lockstep.study.measures import seconds_to
 from support import Cli
 
@@ -268,6 +269,39 @@ def test_a_run_under_way_is_read_anew_each_time(tmp_path: Path) -> None:
     assert index.rows(tmp_path)[0]["state"] == "running"
     write_atomic(run.rank_folder(0) / "status.json", beat)  # changes a folder below the run's
     assert index.rows(tmp_path)[0]["state"] == "stalled"
+    # That was a judgement of that moment, and is not kept: the rank reports again.
+    write_atomic(run.rank_folder(0) / "status.json", beat | {"time": time.time()})
+    assert index.rows(tmp_path)[0]["state"] == "running"
+    settle(tmp_path)
+    run.write_status("stalled", cause="rank 0 gave no sign of life")
+    settle(tmp_path)
+    for _ in range(2):
+        assert index.rows(tmp_path)[0]["state"] == "stalled", "what ended as stalled stays so"
+
+
+def test_the_newest_run_is_the_one_created_last_whatever_its_name(tmp_path: Path) -> None:
+    names = ("zebra", "20260101-first", "aardvark", "middle")
+    for created, name in zip((1.0, 4.0, 3.0, 2.0), names, strict=True):
+        made = finished(tmp_path, recipe(), one())
+        made.write_spec(msgspec.structs.replace(made.spec(), id=name, created=created))
+        made.folder.rename(tmp_path / name)
+    assert Run.find("last", tmp_path).id == "20260101-first"
+    assert [run.id for run in named(["last", "mid"], tmp_path)] == ["20260101-first", "middle"]
+    by_time = ["zebra", "middle", "aardvark", "20260101-first"]
+    assert [row["id"] for row in index.rows(tmp_path)] == by_time
+    # Damaged ones are in nobody's way, whatever their names are.
+    for name, content in (
+        ("zz-cut", "{"),
+        ("zz-type", '{"created": "now"}'),
+        ("zz-deep", "[" * 100_000),
+        ("zz-none", ""),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(content)
+    (tmp_path / "zz-folder" / "run.json").mkdir(parents=True)
+    (tmp_path / "zz-pipe").mkdir()
+    os.mkfifo(tmp_path / "zz-pipe" / "run.json")
+    assert Run.find("last", tmp_path).id == "20260101-first"
 
 
 def test_a_damaged_index_and_one_that_cannot_be_written_cost_only_time(tmp_path: Path) -> None:
@@ -279,6 +313,28 @@ def test_a_damaged_index_and_one_that_cannot_be_written_cost_only_time(tmp_path:
     index.forget(tmp_path)
     (tmp_path / index.NAME).mkdir()  # cannot be opened, even by root
     assert [row["id"] for row in index.rows(tmp_path)] == [run.id]
+
+
+def test_any_flipped_byte_of_the_index_costs_only_time(tmp_path: Path) -> None:
+    """Every 3rd byte of the header and every 89th of the rest, one at a time: what is listed is always what the folders say."""
+    for k in range(25):
+        finished(tmp_path, recipe(seed=k), one(), 10 + k)
+    settle(tmp_path)
+    expected = index.rows(tmp_path)
+    whole = (tmp_path / index.NAME).read_bytes()
+    rebuilt = 0
+    for place in [*range(0, 100, 3), *range(100, len(whole), 89)]:
+        damaged = bytearray(whole)
+        damaged[place] ^= 0xFF
+        index.forget(tmp_path)
+        (tmp_path / index.NAME).write_bytes(damaged)
+        assert index.rows(tmp_path) == expected, f"byte {place} of {len(whole)}"
+        assert index.rows(tmp_path) == expected, f"byte {place} of {len(whole)}, the second time"
+        rebuilt += (tmp_path / index.NAME).read_bytes() != bytes(damaged)
+    assert rebuilt > 20, "damage was noticed and mended"
+    for name in (f"{index.NAME}-journal", f"{index.NAME}-wal"):
+        (tmp_path / name).write_bytes(b"not what it should be" * 200)
+        assert index.rows(tmp_path) == expected, name
 
 
 def test_two_processes_may_use_it_at_once(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 The folders are the truth. The index (`.index.sqlite` beside them) only remembers what a run that has ended looked like, together
 with the time its folder was last changed: every file of a run that matters here is replaced by a rename, which changes that time. A run
-that has not ended is read anew each time. So the index can be deleted at any moment, and is rebuilt by the next call.
+that has not ended is read anew each time. So the index can be deleted at any moment, and is rebuilt by the next call; so is one that
+is damaged, which a checksum of every row shows.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from contextlib import closing
+import zlib
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +22,29 @@ from lockstep.run import ENDED, Run, read_json
 
 NAME = ".index.sqlite"
 # A higher number makes every older index void.
-FORMAT = 1
+FORMAT = 2
 BUSY_S = 5.0
 # Two changes within one tick of the file system's clock leave the same time: what has just changed is not remembered yet.
 SETTLED_NS = 1_000_000_000
 _EMPTY = ("ranks", "global_batch", "epochs", "test_accuracy", "train_seconds", "images_per_second")
 Row = dict[str, Any]
+# What keeps a sound index from being used for now; any other error of SQLite's means that the file is damaged.
+PASSING = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_READONLY,
+}
 
 
 def line(run: Run) -> Row:
     """What a list says of one run; one that cannot be read is listed as such, not passed over."""
     try:
         return _line(run, read_json(run.folder / "run.json") or {})
-    except (KeyError, TypeError, AttributeError):  # JSON, but not of a run
+    except (KeyError, TypeError, ValueError, AttributeError):  # JSON, but not of a run
         return {"id": run.id, "state": "unreadable", "created": 0.0, **dict.fromkeys(_EMPTY)}
 
 
@@ -42,7 +54,7 @@ def _line(run: Run, spec: Row) -> Row:
     return {
         "id": run.id,
         "state": run.status()["state"],
-        "created": spec["created"],
+        "created": float(spec["created"]),
         "model": recipe["model"],
         "data": recipe["data"],
         "launcher": placement["launcher"],
@@ -59,7 +71,7 @@ def _line(run: Run, spec: Row) -> Row:
 
 
 def rows(root: Path) -> list[Row]:
-    """One line for every run folder below `root`, in the order of their names, which is that of time."""
+    """One line for every run folder below `root`, oldest first; those that cannot be read come before all others."""
     try:
         # One stat a folder, no file opened: what is left of the work once all runs are known.
         with os.scandir(root) as entries:
@@ -75,16 +87,18 @@ def rows(root: Path) -> list[Row]:
             continue  # no run of ours: it could be written neither into the index nor into any document
         stamp, row = known.get(name, (0, None))
         if stamp != changed[name]:
-            row = line(Run(root / name)) if (root / name / "run.json").exists() else None
-            # A folder without run.json may become a run, and then changes; a run under way is read again each time.
-            if changed[name] < settled and (row is None or row["state"] in ENDED):
+            run = Run(root / name)
+            row = line(run) if (run.folder / "run.json").exists() else None
+            # A folder without run.json may become a run, and then changes. What is kept is what the folder says: that a run
+            # under way is silent, or its watcher gone, is a judgement of this moment.
+            if changed[name] < settled and (row is None or run.recorded_status()["state"] in ENDED):
                 fresh[name] = row
         if row is not None:
             found.append(row)
     gone = known.keys() - changed.keys()
     if fresh or gone:
         _write(root, {name: (changed[name], row) for name, row in fresh.items()}, gone)
-    return found
+    return sorted(found, key=lambda row: (row["created"], row["id"]))
 
 
 def _is_text(name: str) -> bool:
@@ -100,44 +114,55 @@ def _open(root: Path) -> sqlite3.Connection:
     if connection.execute("PRAGMA user_version").fetchone()[0] != FORMAT:
         connection.execute("BEGIN IMMEDIATE")
         connection.execute("DROP TABLE IF EXISTS runs")
-        connection.execute("CREATE TABLE runs (name TEXT PRIMARY KEY, changed INTEGER, row BLOB)")
+        connection.execute("CREATE TABLE runs (name TEXT PRIMARY KEY, changed INTEGER, row BLOB, sum INTEGER)")
         connection.execute(f"PRAGMA user_version = {FORMAT}")
         connection.execute("COMMIT")
     return connection
 
 
+def _sum(name: str, changed: int, row: bytes) -> int:
+    return zlib.crc32(row, zlib.crc32(f"{name} {changed} ".encode()))
+
+
 def _read(root: Path) -> dict[str, tuple[int, Row | None]]:
     """What is remembered; nothing where the index cannot be read, which costs time and no truth."""
     decode = msgspec.json.Decoder(Row | None).decode
+    known: dict[str, tuple[int, Row | None]] = {}
     try:
         with closing(_open(root)) as connection:
-            stored = connection.execute("SELECT name, changed, row FROM runs")
-            return {name: (changed, decode(row)) for name, changed, row in stored}
-    except sqlite3.OperationalError:
-        return {}  # a read-only folder, or another process writes for seconds
-    except (sqlite3.DatabaseError, msgspec.DecodeError):
-        forget(root)  # not an index at all, or a damaged one
+            for name, changed, row, stored in connection.execute("SELECT name, changed, row, sum FROM runs"):
+                if _sum(name, changed, row) != stored:
+                    raise ValueError("the row is not what was written")
+                known[name] = (changed, decode(row))
+    except (sqlite3.Error, ValueError, TypeError) as error:  # TypeError: a column of another type
+        _give_up(root, error)
         return {}
+    return known
 
 
 def _write(root: Path, fresh: dict[str, tuple[int, Row | None]], gone: set[str]) -> None:
-    encode = msgspec.json.encode
+    lines = [(name, changed, msgspec.json.encode(row)) for name, (changed, row) in fresh.items()]
     try:
         with closing(_open(root)) as connection:
             connection.execute("BEGIN IMMEDIATE")
             connection.executemany("DELETE FROM runs WHERE name = ?", [(name,) for name in gone])
             connection.executemany(
-                "INSERT OR REPLACE INTO runs VALUES (?, ?, ?)",
-                [(name, changed, encode(row)) for name, (changed, row) in fresh.items()],
+                "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?)", [(*line, _sum(*line)) for line in lines]
             )
             connection.execute("COMMIT")
-    except sqlite3.OperationalError:
-        return  # the next call writes it
-    except sqlite3.DatabaseError:
+    except sqlite3.Error as error:
+        _give_up(root, error)
+
+
+def _give_up(root: Path, error: Exception) -> None:
+    """Do without the index this time; one that is damaged is thrown away."""
+    code = getattr(error, "sqlite_errorcode", None)
+    if not isinstance(error, sqlite3.Error) or code is None or code & 0xFF not in PASSING:
         forget(root)
 
 
 def forget(root: Path) -> None:
     """Throw the index away; the next `rows` makes it anew."""
-    for name in (NAME, f"{NAME}-journal"):
-        (root / name).unlink(missing_ok=True)
+    for suffix in ("", "-journal", "-wal", "-shm"):
+        with suppress(OSError):
+            (root / f"{NAME}{suffix}").unlink()

@@ -53,7 +53,7 @@ def named(names: Sequence[str], root: Path) -> list[Run]:
             found.append(Run(Path(name)))
             continue
         ids = [row["id"] for row in index.rows(root)] if ids is None else ids
-        matches = [name] if name in ids else [each for each in ids if each.startswith(name)]
+        matches = [name] if name in ids else [each for each in ids if each.startswith(name) and name != "last"]
         # 'last', none and several: the same answers and errors as everywhere.
         found.append(Run(root / matches[0]) if len(matches) == 1 else Run.find(name, root))
     return found
