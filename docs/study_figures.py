@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lockstep.report.units import span
 from lockstep.study.compare import study_document
 from lockstep.study.folder import StudyFolder, list_studies
 from lockstep.study.gather import of_study
@@ -56,7 +57,7 @@ def section(folder: StudyFolder) -> str:
 
 def table(document: dict[str, Any]) -> list[str]:
     metrics = document["metrics"]
-    labels = [METRICS[metric].label for metric in metrics]
+    labels = [METRICS[metric].title(document["target_accuracy"]) for metric in metrics]
     rows = [["cell", "n", *labels, "speed-up", "verdict on time", "verdict on accuracy"]]
     rows.append(["---"] * len(rows[0]))
     for cell in document["cells"]:
@@ -66,7 +67,7 @@ def table(document: dict[str, Any]) -> list[str]:
             [
                 f"`{cell['cell']}`",
                 str(cell["done"]),
-                *(figure(cell["metrics"].get(metric), METRICS[metric].form) for metric in metrics),
+                *(figure(cell["metrics"].get(metric), METRICS[metric].unit) for metric in metrics),
                 "–" if cell.get("speed_up") is None else f"{cell['speed_up']:.2f}",
                 verdict(cell["metrics"].get("seconds")),
                 verdict(cell["metrics"].get("accuracy")),
@@ -75,11 +76,8 @@ def table(document: dict[str, Any]) -> list[str]:
     return [f"| {' | '.join(row)} |" for row in rows]
 
 
-def figure(column: dict[str, Any] | None, form: str) -> str:
-    if not column or column["median"] is None:
-        return "–"
-    middle = form.format(column["median"])
-    return middle if column["low"] is None else f"{middle} ({form.format(column['low'])}–{form.format(column['high'])})"
+def figure(column: dict[str, Any] | None, unit: str) -> str:
+    return span(column["median"], column["low"], column["high"], unit) if column else "–"
 
 
 def verdict(column: dict[str, Any] | None) -> str:

@@ -84,12 +84,10 @@ def _print_cells(document: dict[str, Any]) -> None:
     from lockstep.study.measures import METRICS
 
     metrics = document["metrics"]
-    labels = [METRICS[metric].label for metric in metrics]
-    if document["target_accuracy"] is not None:
-        labels = [label.replace("target", f"{document['target_accuracy']:.1%}") for label in labels]
+    labels = [METRICS[metric].title(document["target_accuracy"]) for metric in metrics]
     rows = []
     for cell in document["cells"]:
-        columns = [_figure(cell["metrics"].get(metric), METRICS[metric].form) for metric in metrics]
+        columns = [_figure(cell["metrics"].get(metric), METRICS[metric].unit) for metric in metrics]
         rows.append(
             [
                 cell["cell"],
@@ -102,12 +100,10 @@ def _print_cells(document: dict[str, Any]) -> None:
     print_table(["cell", "runs", *labels, "speed-up", "efficiency"], rows, right=range(1, len(labels) + 4))
 
 
-def _figure(column: dict[str, Any] | None, form: str) -> str:
-    """A middle with its interval; the interval's ends without a unit of their own."""
-    if not column or column["median"] is None:
-        return "–"
-    middle = form.format(column["median"])
-    return middle if column["low"] is None else f"{middle} ({form.format(column['low'])}–{form.format(column['high'])})"
+def _figure(column: dict[str, Any] | None, unit: str) -> str:
+    from lockstep.report.units import span
+
+    return span(column["median"], column["low"], column["high"], unit) if column else "–"
 
 
 def _number(value: float | None, form: str) -> str:
@@ -128,7 +124,7 @@ def _print_against(document: dict[str, Any]) -> None:
             rows.append(
                 [
                     cell["cell"],
-                    METRICS[metric].label,
+                    METRICS[metric].title(document["target_accuracy"]),
                     str(against["n"]),
                     _effect(METRICS[metric].kind, against),
                     against["text"],

@@ -157,19 +157,16 @@ def _curve(epochs: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, f
 def print_study_plots(document: Mapping[str, Any]) -> None:
     """The middle of each cell, one plot for each of the first three metrics."""
     from lockstep.cli.output import console
-    from lockstep.report.cells import LABELS, UNITS
     from lockstep.report.units import text
+    from lockstep.study.measures import METRICS
 
     out = console()
-    for metric in [name for name in document["metrics"] if "{" not in LABELS[name]][:3]:
-        factor = 1e6 if metric == "memory" else 1.0
+    for name in document["metrics"][:3]:
+        metric = METRICS[name]
         rows = [
-            (
-                cell["cell"],
-                *(None if column[end] is None else column[end] * factor for end in ("median", "low", "high")),
-            )
+            (cell["cell"], column["median"], column["low"], column["high"])
             for cell in document["cells"]
-            if (column := cell["metrics"].get(metric)) and column["median"] is not None
+            if (column := cell["metrics"].get(name)) and column["median"] is not None
         ]
         if rows:
-            out.print(bars(LABELS[metric], rows, partial(text, unit=UNITS[metric])))
+            out.print(bars(metric.title(document["target_accuracy"]), rows, partial(text, unit=metric.unit)))

@@ -10,36 +10,6 @@ from lockstep.report.views import Cell, Claim, Published, Said, Table
 from lockstep.study.measures import METRICS
 
 Document = dict[str, Any]
-UNITS = {
-    "seconds": "seconds",
-    "images_per_second": "number",
-    "accuracy": "percent",
-    "memory": "bytes",
-    "cpu_seconds": "seconds",
-    "core_seconds": "seconds",
-    "seconds_to_target": "seconds",
-    "cost_to_target": "seconds",
-}
-LABELS = {
-    "seconds": "training time",
-    "images_per_second": "images per second",
-    "accuracy": "test accuracy",
-    "memory": "memory, all ranks",
-    "cpu_seconds": "CPU time",
-    "core_seconds": "core-seconds",
-    "seconds_to_target": "time to {target}",
-    "cost_to_target": "core-seconds to {target}",
-}
-SAID = {
-    "seconds": "training",
-    "images_per_second": "images per second",
-    "accuracy": "test accuracy",
-    "memory": "memory of all ranks",
-    "cpu_seconds": "CPU time",
-    "core_seconds": "core-seconds",
-    "seconds_to_target": "time to the target",
-    "cost_to_target": "core-seconds to the target",
-}
 SETTLED = ("faster", "slower", "better", "worse", "higher", "lower")
 
 
@@ -49,8 +19,7 @@ def table(subject: Subject) -> Table | None:
     if len(document["cells"]) < 2:
         return None
     metrics, sources = document["metrics"], document.get("published", [])
-    target = document["target_accuracy"]
-    labels = [LABELS[metric].format(target="–" if target is None else f"{target:.1%}") for metric in metrics]
+    labels = [METRICS[metric].title(document["target_accuracy"]) for metric in metrics]
     published = [f"published, {source['source'].partition(':')[0]}" for source in sources]
     columns = ["cell", "runs", "speed-up", "efficiency", *labels, *published]
     rows = [_row(cell, metrics, sources) for cell in document["cells"]]
@@ -85,14 +54,10 @@ def _row(cell: Document, metrics: list[str], sources: list[Document]) -> list[Ce
 def _figure(metric: str, column: Document | None) -> Cell:
     if not column or column["median"] is None:
         return Cell(text="–")
-    # Memory is counted in megabytes there.
-    factor = 1e6 if metric == "memory" else 1.0
-    low, high = (None if column[end] is None else column[end] * factor for end in ("low", "high"))
-    middle = column["median"] * factor
     against = column.get("against_baseline")
     return Cell(
-        text=span(middle, low, high, UNITS[metric]),
-        value=middle,
+        text=span(column["median"], column["low"], column["high"], METRICS[metric].unit),
+        value=column["median"],
         notes=[note for note in (effect(metric, against), verdict(against)) if note] if against else ["baseline"],
         faint=against is not None and against["verdict"] in ("not significant", "too few", "the same"),
     )
@@ -166,7 +131,10 @@ def headlines(subject: Subject) -> list[Said]:
         if certain:
             # Two words for one thing: the ratio of speeds is that of times turned over.
             certain = {m: a for m, a in certain.items() if m != "images_per_second" or "seconds" not in certain}
-            said = "; ".join(f"{SAID[m]} {a['verdict']}, {effect(m, a)}" for m, a in certain.items())
+            said = "; ".join(
+                f"{METRICS[m].title(document['target_accuracy'])} {a['verdict']}, {effect(m, a)}"
+                for m, a in certain.items()
+            )
             found.append(Said(question="comparison", verdict=f"{cell['cell']}: {said}"))
     open_ones = [c["cell"] for c in document["cells"] if _nothing_settled(c)]
     if open_ones:

@@ -140,7 +140,7 @@ def _dot(subject: Subject, group: Group) -> Dot | None:
         y=sure(accuracy[0]),
         y_low=short(accuracy[1]),
         y_high=short(accuracy[2]),
-        size=None if memory is None else short(memory[0] * 1e6),
+        size=None if memory is None else short(memory[0]),
     )
 
 

@@ -12,9 +12,9 @@ from lockstep import index
 from lockstep.errors import InputError
 from lockstep.run import Run, Spec, runs_root
 from lockstep.study import compare, gather
-from lockstep.study.definition import METRICS
 from lockstep.study.folder import StudyFolder
 from lockstep.study.gather import Group
+from lockstep.study.measures import USUAL
 
 COLOURS = 8
 # A run is explained beside others of its task: with ten thousand of them, those of about its time.
@@ -137,7 +137,7 @@ def of_runs(runs: Sequence[Run]) -> Subject:
     if len(once) == 1:
         groups[0].name = once[0].id
         # A target of one run alone says nothing, and a loop of the user's own may have no accuracy to take it from.
-        return Subject(once[0].id, "run", groups, compare.table(groups, None, list(METRICS[:4]), target=0.0))
+        return Subject(once[0].id, "run", groups, compare.table(groups, None, USUAL, target=0.0))
     return Subject(f"{len(once)} runs", "runs", groups, compare.runs_document(once))
 
 

@@ -10,11 +10,10 @@ from typing import Any
 from lockstep.errors import InputError
 from lockstep.run import Run
 from lockstep.study import fairness, gather, stability
-from lockstep.study.definition import METRICS as ALL_METRICS
 from lockstep.study.definition import Published, nearest
 from lockstep.study.folder import StudyFolder, overheads
 from lockstep.study.gather import Group
-from lockstep.study.measures import METRICS, Sample, common_target, value
+from lockstep.study.measures import METRICS, USUAL, Sample, common_target, value
 from lockstep.study.statistics import COMPARE_LEVEL, WORDS, Comparison, Kind, compare, median_interval
 
 Document = dict[str, Any]
@@ -37,7 +36,7 @@ def runs_document(runs: Sequence[Run], baseline: str | None = None) -> Document:
     groups = gather.of_runs(runs)
     if baseline is not None and baseline not in [group.name for group in groups]:
         raise InputError(f"--baseline {baseline}: no such cell; {nearest(baseline, [group.name for group in groups])}")
-    document = table(groups, baseline, list(ALL_METRICS[:4]), None)
+    document = table(groups, baseline, USUAL, None)
     if len(groups) > 1:
         document["fairness"].append(
             "these runs were not interleaved by a study, so a change of the machine between them looks like a difference: "

@@ -16,21 +16,10 @@ from lockstep.errors import InputError
 from lockstep.placement import Placement
 from lockstep.recipe import Positive, PositiveFloat, Recipe
 from lockstep.settings import load
+from lockstep.study.measures import METRICS, USUAL
 
 Keys = dict[str, Any]
 """Settings as people write them: dotted recipe and placement keys."""
-
-METRICS = (
-    "seconds",
-    "images_per_second",
-    "accuracy",
-    "memory",
-    "deployed_accuracy",
-    "cpu_seconds",
-    "core_seconds",
-    "seconds_to_target",
-    "cost_to_target",
-)
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,7 +60,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     repeats: Positive = 5
     seeds: list[Annotated[int, Meta(ge=0)]] = []
     """One per repeat, taken in turn; unstated, the recipe's seed and those after it. The same in every cell."""
-    metrics: list[str] = msgspec.field(default_factory=lambda: list(METRICS[:4]))
+    metrics: list[str] = msgspec.field(default_factory=lambda: list(USUAL))
     baseline: str | None = None
     budget_minutes: PositiveFloat | None = None
     target_accuracy: Annotated[float, Meta(gt=0, le=1)] | None = None

@@ -1,35 +1,14 @@
-"""What a finished run is judged by: its own figures, and those that follow from them."""
+"""The metrics: what a finished run is judged by, in one table. Studies, reports, dashboard and terminal read it, and nothing else says what a
+metric is called, in which unit it is, which way is good, or how it comes about."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.run import Run, Spec
 from lockstep.study.statistics import Kind
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One column: what it is called, which way is good, how it is written."""
-
-    label: str
-    kind: Kind
-    form: str
-
-
-METRICS = {
-    "seconds": Metric("train s", "time", "{:.3g}"),
-    "images_per_second": Metric("images/s", "rate", "{:,.0f}"),
-    "accuracy": Metric("test accuracy", "accuracy", "{:.2%}"),
-    "memory": Metric("memory MB", "size", "{:.0f}"),
-    "deployed_accuracy": Metric("accuracy as deployed", "accuracy", "{:.2%}"),
-    "cpu_seconds": Metric("CPU s", "time", "{:.3g}"),
-    "core_seconds": Metric("core-s", "size", "{:.3g}"),
-    "seconds_to_target": Metric("s to target", "time", "{:.3g}"),
-    "cost_to_target": Metric("core-s to target", "size", "{:.3g}"),
-}
 
 
 @dataclass
@@ -63,26 +42,6 @@ def sample(run: Run, pair: Any) -> Sample:
     return found
 
 
-def value(found: Sample, metric: str, target: float | None) -> float | None:
-    """One figure of one run; None where the run does not have it."""
-    summary = found.summary
-    if metric == "memory":
-        # Of all ranks together: what the job needs of its host.
-        known = summary.get("memory_growth_bytes") or [None]
-        return None if None in known else sum(known) / 1e6
-    if metric == "core_seconds":
-        return found.cores * summary["train_seconds"] if "train_seconds" in summary else None
-    if metric in ("seconds_to_target", "cost_to_target"):
-        reached = seconds_to(found.epochs, target)
-        return reached if reached is None or metric == "seconds_to_target" else reached * found.cores
-    if metric == "deployed_accuracy":  # of the int8 model, where there is one
-        number = summary.get("int8_accuracy", summary.get("test_accuracy"))
-        return None if number is None else float(number)
-    keys = {"seconds": "train_seconds", "accuracy": "test_accuracy", "cpu_seconds": "train_cpu_seconds"}
-    number = summary.get(keys.get(metric, metric))
-    return None if number is None else float(number)
-
-
 def seconds_to(epochs: Sequence[dict[str, Any]], target: float | None) -> float | None:
     """Seconds of training until the first epoch that ended with the target accuracy; None where none did."""
     spent: float = 0.0
@@ -99,3 +58,77 @@ def common_target(cells: Sequence[Sequence[Sample]]) -> float | None:
     # A loop of the user's own need not test.
     best = [max(values) for curve in curves if (values := [value for value in curve if value is not None])]
     return int(min(best) * 1000) / 1000 if best else None
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One figure of a run. Values are in base units: seconds, bytes, shares of 1."""
+
+    label: str
+    """`{target}` stands for the target accuracy."""
+    kind: Kind
+    """Says how two values are compared, and which way is better."""
+    unit: str
+    """How it is written: a unit of report/units.py."""
+    of: Callable[[Sample, float | None], float | None]
+    """The value of one run, given the target accuracy; None where the run does not have it."""
+    usual: bool = False
+    """Shown where a study does not choose its metrics."""
+
+    def title(self, target: float | None) -> str:
+        return self.label.format(target="the target" if target is None else f"{target:.1%}")
+
+
+def _summary(key: str) -> Callable[[Sample, float | None], float | None]:
+    """A figure that the run's own summary has."""
+
+    def of(found: Sample, target: float | None) -> float | None:
+        number = found.summary.get(key)
+        return None if number is None else float(number)
+
+    return of
+
+
+def _deployed_accuracy(found: Sample, target: float | None) -> float | None:
+    """Of the int8 model, where the run made one."""
+    number = found.summary.get("int8_accuracy", found.summary.get("test_accuracy"))
+    return None if number is None else float(number)
+
+
+def _memory(found: Sample, target: float | None) -> float | None:
+    """Of all ranks together: what the job needs of its host."""
+    growths = found.summary.get("memory_growth_bytes") or [None]
+    return None if None in growths else float(sum(growths))
+
+
+def _core_seconds(found: Sample, target: float | None) -> float | None:
+    seconds = found.summary.get("train_seconds")
+    return None if seconds is None else found.cores * float(seconds)
+
+
+def _seconds_to_target(found: Sample, target: float | None) -> float | None:
+    return seconds_to(found.epochs, target)
+
+
+def _cost_to_target(found: Sample, target: float | None) -> float | None:
+    reached = seconds_to(found.epochs, target)
+    return None if reached is None else found.cores * reached
+
+
+METRICS = {
+    "seconds": Metric("training time", "time", "seconds", _summary("train_seconds"), usual=True),
+    "images_per_second": Metric("images per second", "rate", "number", _summary("images_per_second"), usual=True),
+    "accuracy": Metric("test accuracy", "accuracy", "percent", _summary("test_accuracy"), usual=True),
+    "memory": Metric("memory of all ranks", "size", "bytes", _memory, usual=True),
+    "deployed_accuracy": Metric("accuracy as deployed", "accuracy", "percent", _deployed_accuracy),
+    "cpu_seconds": Metric("CPU time", "time", "seconds", _summary("train_cpu_seconds")),
+    "core_seconds": Metric("core-seconds", "size", "seconds", _core_seconds),
+    "seconds_to_target": Metric("time to {target}", "time", "seconds", _seconds_to_target),
+    "cost_to_target": Metric("core-seconds to {target}", "size", "seconds", _cost_to_target),
+}
+USUAL = tuple(name for name, metric in METRICS.items() if metric.usual)
+
+
+def value(found: Sample, metric: str, target: float | None) -> float | None:
+    """One figure of one run; None where the run does not have it."""
+    return METRICS[metric].of(found, target)
