@@ -19,22 +19,45 @@ import numpy as np
 import pytest
 
 from lockstep.dashboard import stopping
+from lockstep.dashboard.documents import Documents
 from lockstep.dashboard.listing import PAGE, Listing, Query
 from lockstep.dashboard.live import LIVE_PLOTS, LiveRun
 from lockstep.dashboard.maker import Asked, _subject, make
 from lockstep.dashboard.security import Refused
 from lockstep.dashboard.steps import STRETCHES, LiveSteps
 from lockstep.dashboard.tail import TAIL_BYTES, Records, Text
+from lockstep.explain.step import NAMES
 from lockstep.measure.records import ROW
 from lockstep.report.document import report
 from lockstep.report.subject import PEERS_EACH_WAY, of_runs
-from lockstep.run import Run
+from lockstep.run import Run, write_atomic
+from lockstep.ways import BESIDE, FILE, Way
 from test_report import ALONE, RECIPE, Folders, isolated, step_rows, study_folder
 
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
     return isolated(tmp_path, monkeypatch)
+
+
+def test_what_is_measured_again_is_shown_again(folders: Folders) -> None:
+    run = folders.run("one")
+    documents, beside = Documents(Listing(folders.root)), Run(run.folder / BESIDE)
+    beside.folder.mkdir(parents=True)
+
+    def measured(seconds: float) -> bytes:
+        parts = dict.fromkeys((*NAMES, "total"), 0.0)
+        ways = [
+            Way(name=name, samples=32, ranks=2, threads=1, steps=5, rounds=[[seconds] * 2] * 5, phases=[parts] * 2)
+            for name in ("whole", "plain", "apart", "together", "no-data")
+        ]
+        write_atomic(beside.folder / FILE, {"ways": msgspec.to_builtins(ways)})
+        beside.write_status("done")
+        return documents.of_runs(["one"]).body
+
+    first = measured(0.123)
+    assert b"123 ms" in first
+    assert b"456 ms" in measured(0.456)
 
 
 # ---------------------------------------------------------------- steps

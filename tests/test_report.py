@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from lockstep.cli.compare import print_comparison
+from lockstep.cli.plot import print_study_plots
 from lockstep.comms.cells import Cell
 from lockstep.measure.records import ROW
 from lockstep.placement import Placement, cores, plan
@@ -27,8 +30,10 @@ from lockstep.report.vega import bundle
 from lockstep.report.views import Bars, Lines, Report, Scatter, Waterfall
 from lockstep.run import Options, Run, Spec, append_line, write_atomic
 from lockstep.settings import load
+from lockstep.study.compare import study_document
 from lockstep.study.definition import Claim, Published, Study
 from lockstep.study.folder import StudyFolder
+from lockstep.study.measures import METRICS, USUAL
 from lockstep.study.plan import Cell as PlannedCell
 from lockstep.study.plan import Item, Planned
 from lockstep.ways import BESIDE, FILE, Way
@@ -429,7 +434,7 @@ def test_the_table_has_verdicts_and_greys_what_is_not_significant(folders: Folde
     assert not worse[accuracy].faint
     assert both[part.table.columns.index("speed-up")].text == "1.60×"
     assert both[part.table.columns.index("efficiency")].text == "80%"
-    assert any("training faster" in said.verdict for said in part.headlines)
+    assert any("training time faster" in said.verdict for said in part.headlines)
 
 
 def test_settings_that_differ_are_told_from_those_that_do_not(folders: Folders) -> None:
@@ -472,9 +477,15 @@ def test_the_commands_come_to_the_same_recipe_and_placement_again(folders: Folde
 
 
 def study_folder(
-    folders: Folders, cells: dict[str, tuple[Recipe, Placement]], repeats: int, **runs: Any
+    folders: Folders,
+    cells: dict[str, tuple[Recipe, Placement]],
+    repeats: int,
+    metrics: Sequence[str] = USUAL,
+    **runs: Any,
 ) -> StudyFolder:
     """A study with all of its runs done: the first cell takes 10 s, each of the others a tenth less than the one before."""
+    folder = StudyFolder(folders.root / "studies" / "mine")
+    folder.path.mkdir(parents=True)
     items, planned = [], []
     for place, (name, (recipe, placement)) in enumerate(cells.items()):
         planned.append(
@@ -483,10 +494,11 @@ def study_folder(
         for repeat in range(repeats):
             digest = hashlib.sha256(f"{name} {repeat}".encode()).hexdigest()[:12]
             items.append(Item(cell=name, repeat=repeat, seed=repeat, digest=digest))
+            folder.begins(items[-1], f"run-{repeat}-{place}")
             own = msgspec.structs.replace(recipe, seed=repeat)
             noise = 1 + 0.01 * ((repeat * 7 + place) % 3 - 1)
             folders.run(
-                f"run-{repeat}-{place}-{digest}",
+                f"run-{repeat}-{place}",
                 own,
                 placement,
                 10 * 0.9**place * noise,
@@ -505,8 +517,8 @@ def study_folder(
         cells={name: {} for name in names},
         repeats=repeats,
         published=[published],
+        metrics=list(metrics),
     )
-    folder = StudyFolder(folders.root / "studies" / "mine")
     folder.write(Planned(study=study, cells=planned, items=items))
     return folder
 
@@ -521,3 +533,26 @@ def test_published_figures_stand_beside_the_measured_ones(folders: Folders) -> N
     time, accuracy = part.published[0].claims
     assert time.figures.startswith("published 1.50×, here 1.1")
     assert accuracy.figures.startswith("here +1.00 points"), "a difference, not a ratio"
+
+
+def test_every_metric_is_drawn_by_page_terminal_and_plots(
+    folders: Folders, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = study_folder(folders, {"one": (RECIPE, ALONE), "two": (RECIPE, BOTH)}, 3, list(METRICS))
+    part = report(of_names(["mine"], folders.root)).parts[0]
+    assert part.table is not None
+    first = 4  # after the cell, its runs, speed-up and efficiency
+    assert part.table.columns[first + 4 : first + 6] == ["accuracy as deployed", "CPU time"]
+    figures = [row[first : first + len(METRICS)] for row in part.table.rows]
+    # The runs tell no CPU time; all else is there, in both cells.
+    assert {name for row in figures for name, cell in zip(METRICS, row, strict=True) if cell.text == "–"} == {
+        "cpu_seconds"
+    }
+    monkeypatch.setenv("COLUMNS", "400")
+    document = study_document(folder)
+    print_comparison(document)
+    for name in METRICS:
+        print_study_plots(document | {"metrics": [name]})
+    shown = capsys.readouterr().out
+    assert all(metric.title(document["target_accuracy"]) in shown for metric in METRICS.values())
+    assert "100 MB" in shown

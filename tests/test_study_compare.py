@@ -17,10 +17,12 @@ from lockstep import index
 from lockstep.placement import Ddp, Placement, plan
 from lockstep.recipe import Recipe
 from lockstep.run import Run, Spec, append_line, write_atomic
-from lockstep.study import compare
-from lockstep.study.definition import Claim, Published
+from lockstep.study import blocks, compare
+from lockstep.study.definition import Claim, Published, Study
+from lockstep.study.folder import StudyFolder
 from lockstep.study.gather import named, of_runs
 from lockstep.study.measures import seconds_to
+from lockstep.study.plan import Cell, Item, Planned
 from support import Cli
 
 COUNT = iter(range(1_000_000))
@@ -33,13 +35,14 @@ def finished(
     seconds: float = 10.0,
     accuracy: float = 0.9,
     state: str = "done",
+    created: float | None = None,
     **summary: Any,
 ) -> Run:
     """A run folder as a finished run leaves it: 1000 images, two epochs, the second reaching the accuracy."""
     worked = plan(recipe, placement, 1000, 100)
     spec = Spec(
         id=f"run-{next(COUNT):06d}",
-        created=float(next(COUNT)),
+        created=float(next(COUNT)) if created is None else created,
         lockstep="0",
         recipe=recipe,
         placement=placement,
@@ -100,7 +103,7 @@ def test_figures_speed_up_and_efficiency_come_out_as_put_in(tmp_path: Path) -> N
     assert cell["efficiency"] == pytest.approx(0.8)
     assert cell["metrics"]["seconds"]["against_baseline"]["verdict"] == "faster"
     assert cell["metrics"]["accuracy"]["against_baseline"]["text"] == "the same"
-    assert cell["metrics"]["memory"]["median"] == pytest.approx(100), "of both ranks"
+    assert cell["metrics"]["memory"]["median"] == pytest.approx(100e6), "bytes of both ranks"
     assert cell["recipe_differs_in"] == []
     assert any("not interleaved" in note for note in document["fairness"])
 
@@ -142,6 +145,79 @@ def test_time_and_cost_to_a_target(tmp_path: Path) -> None:
         for c in document["cells"]
     ]
     assert values == [(10.0, 10.0), (6.0, 12.0)], "two ranks hold two cores"
+
+
+# ---------------------------------------------------------------- blocks
+
+DAY = 86_400.0
+
+
+class Begun:
+    """A study of two cells whose runs began when the test says so; each takes 10 s."""
+
+    def __init__(self, root: Path, name: str = "mine", metrics: tuple[str, ...] = ("seconds", "accuracy")) -> None:
+        cells = {"one": one(), "two": two()}
+        self.items = [
+            Item(cell=cell, repeat=repeat, seed=repeat, digest=f"{cell}-{repeat}")
+            for repeat in range(4)
+            for cell in cells
+        ]
+        study = Study(name=name, cells={cell: {} for cell in cells}, repeats=4, metrics=list(metrics))
+        planned = [
+            Cell(name=cell, recipe=recipe(), placement=where, plan=plan(recipe(), where, 1000, 100))
+            for cell, where in cells.items()
+        ]
+        self.planned = Planned(study=study, cells=planned, items=self.items)
+        self.folder = StudyFolder(root / "studies" / name)
+        self.folder.write(self.planned)
+
+    def run(self, cell: str, repeat: int, at: float, seconds: float = 10.0) -> None:
+        item = next(item for item in self.items if (item.cell, item.repeat) == (cell, repeat))
+        where = self.planned.cell(cell).placement
+        run = finished(self.folder.runs, recipe(seed=repeat), where, seconds, 0.9 + repeat / 1000, created=at)
+        write_atomic(run.folder / "status.json", {"state": "done", "since": at + 10})
+        self.folder.begins(item, run.id)
+
+    def again(self, now: float) -> list[tuple[str, int]]:
+        """Which finished runs would be run again, if the study went on now."""
+        there = self.folder.runs_of(self.items)
+        to_do = {item.digest for item in self.items if item.digest not in there}
+        return [(item.cell, item.repeat) for item in blocks.broken(self.planned, there, to_do, now)]
+
+
+def test_runs_that_are_days_apart_are_no_pair_for_times_and_one_for_accuracies(tmp_path: Path) -> None:
+    study = Begun(tmp_path)
+    for repeat in range(4):
+        study.run("one", repeat, 1000.0 * repeat)
+        # From the third block on the machine is twice as fast, two days later.
+        study.run("two", repeat, 1000.0 * repeat + (20 if repeat < 2 else 2 * DAY), 10.1 if repeat < 2 else 5.0)
+    cell = cells_of(compare.study_document(study.folder))["two"]["metrics"]
+    assert cell["seconds"]["against_baseline"]["n"] == 2
+    assert cell["seconds"]["against_baseline"]["effect"] == pytest.approx(1.01)
+    assert cell["accuracy"]["against_baseline"]["n"] == 4
+
+
+def test_a_study_does_not_take_the_runs_of_another(tmp_path: Path) -> None:
+    first, second = Begun(tmp_path), Begun(tmp_path, "again")
+    for cell in ("one", "two"):
+        first.run(cell, 0, 0.0)
+    assert len(first.folder.runs_of(first.items)) == 2
+    assert second.folder.runs_of(second.items) == {}
+    assert [cell["done"] for cell in compare.study_document(second.folder)["cells"]] == [0, 0]
+
+
+def test_a_block_that_was_left_for_long_is_made_anew_as_a_whole(tmp_path: Path) -> None:
+    study = Begun(tmp_path)
+    study.run("one", 0, 0.0)
+    study.run("two", 0, 20.0)
+    study.run("one", 1, 40.0)
+    assert study.again(now=100.0) == [], "the study goes on at once"
+    assert study.again(now=DAY) == [("one", 1)], "whole blocks are kept"
+    study.run("two", 1, DAY)
+    assert study.again(now=2 * DAY) == [], "a study that has run is not run again for a pair that is lost"
+    only_accuracy = Begun(tmp_path, "accuracy", metrics=("accuracy",))
+    only_accuracy.run("one", 1, 40.0)
+    assert only_accuracy.again(now=DAY) == [], "an accuracy is the same whenever it was measured"
 
 
 # ---------------------------------------------------------------- fairness

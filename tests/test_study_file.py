@@ -17,7 +17,8 @@ from lockstep.run import Run
 from lockstep.study import builtin
 from lockstep.study.definition import Study
 from lockstep.study.file import read, with_words
-from lockstep.study.plan import Planned, found_runs, outcome, plan, run_name, specified
+from lockstep.study.folder import StudyFolder
+from lockstep.study.plan import Planned, outcome, plan, run_name, specified
 
 BASE = """
 [recipe]
@@ -242,12 +243,16 @@ def test_hosts_that_each_need_a_command_are_not_for_a_study(tmp_path: Path) -> N
 def test_what_is_done_and_what_failed_is_not_run_again_and_what_was_killed_is(tmp_path: Path) -> None:
     planned = planned_of(tmp_path, global_batch=48)
     runs = tmp_path / "runs"
+    folder = StudyFolder.of("mine", runs)
+    folder.write(planned)
     for item, state in zip(planned.items, ("done", "failed", "cancelled", "running", "planned"), strict=False):
         _, spec = specified(planned, item, None, runs)
+        folder.begins(item, spec.id)
         run = Run.create(runs, spec)
         # The process that watched it is gone: 2^22 is above every pid that Linux gives.
         run.write_status(state, supervisor_pid=1 << 22, host=os.uname().nodename)
-    there = found_runs(runs, planned.items)
+    folder.begins(planned.items[5], "killed-before-its-folder-was-made")
+    there = folder.runs_of(planned.items)
     assert [outcome(there.get(item.digest)) for item in planned.items[:6]] == [
         "done",
         "failed",

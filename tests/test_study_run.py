@@ -56,7 +56,8 @@ def lab(cli: Cli) -> Cli:
 
 
 def records(cli: Cli, name: str = "mine") -> list[dict[str, Any]]:
-    return list(read_lines(cli.runs / "studies" / name / "log.jsonl"))
+    """How its runs ended."""
+    return [line for line in read_lines(cli.runs / "studies" / name / "log.jsonl") if "ended" in line]
 
 
 def under_way(cli: Cli) -> list[Run]:

@@ -76,6 +76,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Let torch's profiler look at so many steps after those."""
 
 
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """The place of a run in a study. Times are compared between runs of one block alone."""
+
+    study: str
+    cell: str
+    block: int
+
+
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
     """All that is known of a run before it starts: the contents of run.json."""
 
@@ -92,6 +100,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     """How backend=auto came to its choice."""
     command: list[list[str]] = []
     """The exact launch command, environment included: one list of words per process that the first host starts."""
+    part: Part | None = None
+    """Of which study it is a run, where it is one."""
 
 
 def runs_root(given: Path | None = None) -> Path:

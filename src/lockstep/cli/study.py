@@ -124,12 +124,15 @@ def _size(planned: Planned) -> str:
 
 def _dry(study: Study, folder: StudyFolder, options: Any, as_json: bool) -> dict[str, Any]:
     """The plan: every cell, the order of the first block, and the time."""
-    from lockstep.study import estimate
-    from lockstep.study.plan import found_runs, outcome, plan
+    import time
+
+    from lockstep.study import blocks, estimate
+    from lockstep.study.plan import outcome, plan
 
     planned = plan(study, options, folder.runs)
-    there = found_runs(folder.runs, planned.items)
+    there = folder.runs_of(planned.items)
     todo = [item for item in planned.items if outcome(there.get(item.digest)) == "to do"]
+    todo += blocks.broken(planned, there, {item.digest for item in todo}, time.time())
     cells = estimate.of_cells(planned, folder.records(), folder.runs)
     seconds = estimate.left(todo, cells)
     document = {
@@ -183,7 +186,7 @@ def list_(runs: Path | None, as_json: bool) -> None:
     """List the built-in studies, and those that were begun here."""
     from lockstep.study import builtin
     from lockstep.study.folder import list_studies
-    from lockstep.study.plan import found_runs, outcome
+    from lockstep.study.plan import outcome
 
     rows = []
     for name in builtin.names():
@@ -202,7 +205,7 @@ def list_(runs: Path | None, as_json: bool) -> None:
         )
     for folder in list_studies(runs):
         planned = folder.read()
-        there = found_runs(folder.runs, planned.items)
+        there = folder.runs_of(planned.items)
         done = sum(outcome(there.get(item.digest)) == "done" for item in planned.items)
         rows.append(
             {

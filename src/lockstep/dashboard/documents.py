@@ -18,7 +18,7 @@ from lockstep.dashboard.maker import Asked
 from lockstep.dashboard.security import Refused, check_folder
 from lockstep.process import PARENT
 from lockstep.run import ENDED
-from lockstep.study.plan import found_runs
+from lockstep.ways import BESIDE
 
 MOST_RUNS = 50
 KEPT = 16
@@ -55,7 +55,7 @@ class Documents:
     def of_study(self, name: str) -> Made:
         folder = self._listing.study(name)
         check_folder(self._listing.root, folder.path)
-        runs = list(found_runs(self._listing.root, folder.read().items).values())
+        runs = list(folder.runs_of(folder.read().items).values())
         for run in runs:
             self._listing.run(run.id)  # a link to a folder elsewhere is in no list
             check_folder(self._listing.root, run.folder)
@@ -80,8 +80,9 @@ class Documents:
 
 
 def _stamp(paths: Sequence[Path]) -> Hashable:
-    """Every file of a run that matters is replaced by a rename, which changes its folder."""
-    return tuple((str(path), path.stat().st_mtime_ns) for path in paths)
+    """Every file of a run that matters is replaced by a rename, which changes its folder; so is what was measured beside it."""
+    found = [beside for path in paths for beside in (path, path / BESIDE) if beside.exists()]
+    return tuple((str(path), path.stat().st_mtime_ns) for path in found)
 
 
 def _make(asked: Asked) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,8 +142,7 @@ class Listing:
         folders = self._folders()
         if not folders:
             return []
-        # The newest run of a digest counts; names sort by time.
-        states = {row["id"].rpartition("-")[2]: row["state"] for row in self.rows()}
+        states = {row["id"]: row["state"] for row in self.rows()}
         found = [line for folder in folders if (line := self._study(folder, states))]
         return sorted(found, key=lambda line: float(line["changed"]), reverse=True)
 
@@ -163,7 +162,8 @@ class Listing:
             nothing = dict.fromkeys(("changed", "cells", "planned", "done", "failed", "active"), 0)
             return {"name": folder.name, "about": "study.json cannot be read", "runs": "", **nothing}
         planned = known[1]
-        groups = Counter(group_of(states.get(item.digest, "to do")) for item in planned.items)
+        started = folder.started()
+        groups = Counter(group_of(_state(started.get(item.digest, []), states)) for item in planned.items)
         return {
             "name": folder.name,
             "about": planned.study.about,
@@ -173,6 +173,12 @@ class Listing:
             "planned": len(planned.items),
             **{key: groups[state] for key, state in (("done", "done"), ("failed", "failed"), ("active", "under way"))},
         }
+
+
+def _state(names: Sequence[str], states: Mapping[str, str]) -> str:
+    """Of the attempts at one run, oldest first: done where one is, else how it is with the newest."""
+    known = [states[name] for name in names if name in states]
+    return "done" if "done" in known else known[-1] if known else "to do"
 
 
 def _plain(name: str) -> str:

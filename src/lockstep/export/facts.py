@@ -63,8 +63,8 @@ def facts(chosen: Chosen) -> Facts:
     labels = {
         "state": status["state"],
         "cause": status.get("cause"),
-        "study": chosen.study,
-        "cell": chosen.cell,
+        "study": chosen.study or (spec.part and spec.part.study),
+        "cell": chosen.cell or (spec.part and spec.part.cell),
         "cpu": environment.get("cpu"),
         "torch": environment.get("torch"),
         "lockstep": spec.lockstep,

@@ -15,8 +15,8 @@ from lockstep.launch.slurm_job import LEAVE_S, RECORD, end
 from lockstep.launch.stall import Stalled, StallWatch
 from lockstep.launch.supervise import signals_as_interrupt
 from lockstep.run import Run, Spec, read_json
-from lockstep.study.execute import Session, Step, keep
-from lockstep.study.plan import Item, specified
+from lockstep.study.execute import Session, Step, begin, keep
+from lockstep.study.plan import Item
 
 # Schedulers limit how many jobs a user may have; the others wait here.
 AT_ONCE = 32
@@ -75,7 +75,7 @@ def _adopt(session: Session, item: Item) -> Job | None:
 def _submit(session: Session, item: Item) -> Job | None:
     began = session.clock()
     session.watcher.begins(_step(session, item))
-    folder, spec = specified(session.planned, item, session.options, session.runs)
+    folder, spec = begin(session, item)
     run = Run.create(folder.parent, spec)
     early = launch.early_data(folder)
     if early.exists():

@@ -8,14 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from lockstep.errors import InputError, RunCancelled, RunFailed
 from lockstep.launch import discard, execute
 from lockstep.launch.slurm import allocation
 from lockstep.launch.supervise import Progress
-from lockstep.run import Options, Run
-from lockstep.study import estimate
+from lockstep.run import Options, Part, Run, Spec
+from lockstep.study import blocks, estimate
 from lockstep.study.folder import StudyFolder
-from lockstep.study.plan import Item, Planned, found_runs, outcome, specified
+from lockstep.study.plan import Item, Planned, outcome, specified
 
 # A cell that failed so often and never succeeded is not tried again: it would fail again.
 GIVE_UP_AFTER = 2
@@ -96,8 +98,8 @@ def run(
 
 
 def _look(session: Session, again: bool) -> None:
-    """What is there already, by the folders alone: the log may be behind them."""
-    there = found_runs(session.runs, session.planned.items)
+    """What is there already: of the runs that this study has started, how each ended by its own folder (the log may be behind it)."""
+    there = session.folder.runs_of(session.planned.items)
     for item in session.planned.items:
         state = outcome(there.get(item.digest), again)
         if state == "busy":
@@ -105,6 +107,16 @@ def _look(session: Session, again: bool) -> None:
                 raise InputError(f"run {there[item.digest].id} is under way in another process: wait for it to end")
             session.jobs[item.digest], state = there[item.digest], "to do"
         session.states[item.digest] = state
+    to_do = {item.digest for item in session.to_do()}
+    again_too = blocks.broken(session.planned, there, to_do, session.clock())
+    for item in again_too:
+        session.states[item.digest] = "to do"
+    if again_too:
+        repeats = sorted({item.repeat + 1 for item in again_too})
+        session.watcher.says(
+            f"repeat {', '.join(map(str, repeats))} was left incomplete more than {blocks.APART_S / 60:.0f} minutes ago: its "
+            f"{len(again_too)} finished run(s) are run again with the others, because times are compared within minutes"
+        )
     digests = set(session.states)
     session.spent = sum(r["ended"] - r["began"] for r in session.folder.records() if r.get("digest") in digests)
 
@@ -134,12 +146,20 @@ def _budget_is_spent(session: Session, next_s: float) -> bool:
     return True
 
 
+def begin(session: Session, item: Item) -> tuple[Path, Spec]:
+    """The folder and spec of a run that is about to start, which its study knows from now on."""
+    folder, spec = specified(session.planned, item, session.options, session.runs)
+    session.folder.begins(item, folder.name)
+    part = Part(study=session.folder.name, cell=item.cell, block=item.repeat)
+    return folder, msgspec.structs.replace(spec, part=part)
+
+
 def _one(session: Session, step: Step) -> None:
     """One run, with an account of where the time beside training went."""
     item, began = step.item, session.clock()
     record: dict[str, Any] = {"cell": item.cell, "repeat": item.repeat, "seed": item.seed, "digest": item.digest}
     progress = session.watcher.begins(step)
-    folder, spec = specified(session.planned, item, session.options, session.runs)
+    folder, spec = begin(session, item)
     prepared = session.clock()
     try:
         finished = execute(folder, spec, progress=progress)

@@ -1,4 +1,4 @@
-"""A study on disk: RUNS/studies/NAME/ with study.json (what is run), log.jsonl (when, and what it cost), and a lock."""
+"""A study on disk: RUNS/studies/NAME/ with study.json (what is run), log.jsonl (which runs, when, and what they cost), and a lock."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import os
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from lockstep.errors import InputError
-from lockstep.run import append_line, folder_error, read_lines, read_struct, runs_root, write_atomic
-from lockstep.study.plan import Planned
+from lockstep.run import Run, append_line, folder_error, read_lines, read_struct, runs_root, write_atomic
+from lockstep.study.plan import Item, Planned
 
 ROOM = "studies"
 
@@ -71,8 +71,37 @@ class StudyFolder:
     def log(self, record: dict[str, Any]) -> None:
         append_line(self.path / "log.jsonl", record)
 
-    def records(self) -> list[dict[str, Any]]:
+    def _lines(self) -> list[dict[str, Any]]:
         return list(read_lines(self.path / "log.jsonl"))
+
+    def records(self) -> list[dict[str, Any]]:
+        """How its runs ended, in the order of time."""
+        return [line for line in self._lines() if "ended" in line]
+
+    def begins(self, item: Item, run: str) -> None:
+        """Noted before the run's folder is made, so that no kill leaves a run that its study does not know."""
+        self.log({"cell": item.cell, "repeat": item.repeat, "digest": item.digest, "run": run})
+
+    def started(self) -> dict[str, list[str]]:
+        """The names of the runs that this study has started, in the order of time, by digest."""
+        found: dict[str, list[str]] = {}
+        for line in self._lines():
+            name, names = str(line.get("run") or ""), found.setdefault(str(line.get("digest")), [])
+            # A run is a folder beside the studies: a name that leads elsewhere is none of ours.
+            if name and name == Path(name).name and name not in names:
+                names.append(name)
+        return found
+
+    def runs_of(self, items: Iterable[Item]) -> dict[str, Run]:
+        """The run of each item that has one, by digest: the newest that is done, else the newest."""
+        started, found = self.started(), {}
+        for item in items:
+            there = [Run(self.runs / name) for name in started.get(item.digest, ())]
+            there = [run for run in there if (run.folder / "run.json").exists()]
+            done = [run for run in there if run.recorded_status().get("state") == "done"]
+            if there:
+                found[item.digest] = (done or there)[-1]
+        return found
 
     @contextmanager
     def held(self) -> Iterator[None]:

@@ -12,10 +12,11 @@ import msgspec
 
 from lockstep import index
 from lockstep.run import Run
+from lockstep.study.blocks import sittings
 from lockstep.study.file import flatten
 from lockstep.study.folder import StudyFolder
 from lockstep.study.measures import Sample, sample
-from lockstep.study.plan import Planned, found_runs
+from lockstep.study.plan import Planned
 
 
 @dataclass
@@ -61,13 +62,14 @@ def named(names: Sequence[str], root: Path) -> list[Run]:
 
 def of_study(folder: StudyFolder, planned: Planned) -> list[Group]:
     """Every cell of the study with the runs it has by now."""
-    there = found_runs(folder.runs, planned.items)
+    there = folder.runs_of(planned.items)
+    blocks = sittings(planned, there)
     groups = {cell.name: Group(cell.name, left_out=cell.left_out) for cell in planned.cells}
     causes = {record["digest"]: record["cause"] for record in folder.records() if record.get("cause")}
     for item in planned.items:
         groups[item.cell].planned += 1
         if item.digest in there:
-            groups[item.cell].samples.append(sample(there[item.digest], item.repeat))
+            groups[item.cell].samples.append(sample(there[item.digest], blocks[item.digest]))
         elif item.digest in causes:
             groups[item.cell].unstarted.append(causes[item.digest])
     return list(groups.values())

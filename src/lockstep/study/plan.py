@@ -1,6 +1,7 @@
 """From a study to its runs: every cell checked on this machine, every repeat given an identity, all in a fair order.
 
-A run is known by a hash of all that it computes and where, so what has been run once is not run again until that changes.
+A run is known by a hash of all that it computes and where, so what the study has run once is not run again until that changes. Runs of other
+studies are never taken over: they were made at another time, and times are compared within minutes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import msgspec
 from lockstep.errors import InputError
 from lockstep.placement import Placement, Plan, one_command_per_host
 from lockstep.recipe import Recipe
-from lockstep.run import Options, Run, Spec, runs_root
+from lockstep.run import Options, Run, Spec
 from lockstep.study.definition import Study
 
 DIGEST = 12
@@ -133,23 +134,6 @@ def run_name(planned: Planned, item: Item) -> str:
     while "--" in plain:
         plain = plain.replace("--", "-")
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{plain[:48].strip('-')}-{item.digest}"
-
-
-def found_runs(root: Path | None, items: list[Item]) -> dict[str, Run]:
-    """The newest run folder of each item that has one, by digest."""
-    wanted = {item.digest for item in items}
-    place = runs_root(root)
-    try:
-        with os.scandir(place) as entries:
-            names = sorted(entry.name for entry in entries)
-    except OSError:
-        return {}
-    found: dict[str, Run] = {}
-    for name in names:
-        digest = name.rpartition("-")[2]
-        if digest in wanted and (place / name / "run.json").exists():
-            found[digest] = Run(place / name)
-    return found
 
 
 def outcome(run: Run | None, again: bool = False) -> str:
