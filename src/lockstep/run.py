@@ -30,6 +30,7 @@ import msgspec
 from lockstep.errors import InputError, LockstepError
 from lockstep.placement import Placement, Plan
 from lockstep.recipe import Recipe
+from lockstep.text import finite
 
 T = TypeVar("T")
 FORMAT = 1
@@ -119,7 +120,7 @@ def new_id(recipe: Recipe, placement: Placement) -> str:
 def write_atomic(path: Path, content: Any, durable: bool = True) -> None:
     """Replace a small JSON file so that a reader sees the old one or the new one, never half."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    data = json.dumps(content, indent=1).encode()
+    data = json.dumps(finite(content), indent=1, allow_nan=False).encode()
     with temporary.open("wb") as file:
         file.write(data)
         if durable:
@@ -131,7 +132,7 @@ def write_atomic(path: Path, content: Any, durable: bool = True) -> None:
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
     """Append one JSON line in a single write."""
     with path.open("ab", buffering=0) as file:
-        file.write(json.dumps(record).encode() + b"\n")
+        file.write(json.dumps(finite(dict(record)), allow_nan=False).encode() + b"\n")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import io
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from lockstep.errors import LockstepError, RunCancelled
+from lockstep.errors import InputError, LockstepError, RunCancelled
+from lockstep.text import is_text, printable
 
 # In the order of work. Each command lives in a module of its own: name -> (module, one-line help).
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -90,18 +93,29 @@ def cli() -> None:
 
 
 def main() -> None:
+    # A terminal or pipe that cannot show a character gets its escape, not an error.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    sys.exit(call(sys.argv[1:]))
+
+
+def call(words: Sequence[str]) -> int:
     """Run the command line and turn every expected error into one line and an exit code."""
     color = False if os.environ.get("NO_COLOR") else None
     try:
+        _check_text(words)
         # standalone_mode=False: we map errors to exit codes ourselves (click would exit 1 on Ctrl-C).
-        code = cli.main(standalone_mode=False, color=color)
+        code = cli.main(list(words), standalone_mode=False, color=color)
     except click.exceptions.Exit as error:
         code = error.exit_code
     except click.ClickException as error:
-        error.show()
+        said = io.StringIO()
+        error.show(said)
+        click.echo(printable(said.getvalue()), err=True, nl=False)
         code = 2
     except LockstepError as error:
-        click.echo(f"lockstep: {error}", err=True)
+        click.echo(f"lockstep: {printable(str(error))}", err=True)
         code = error.exit_code
     except (KeyboardInterrupt, click.Abort):
         click.echo("lockstep: stopped", err=True)
@@ -110,4 +124,11 @@ def main() -> None:
         # The reader went away (`lockstep runs | head`): not an error; keep the interpreter from complaining.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
-    sys.exit(code if isinstance(code, int) else 0)
+    return code if isinstance(code, int) else 0
+
+
+def _check_text(words: Sequence[str]) -> None:
+    """Run folders, plans and pages are UTF-8: a word that is not could be written into none of them."""
+    for word in words:
+        if not is_text(word) or "\0" in word:
+            raise InputError(f"'{word}' is not valid text (UTF-8): give the file or folder another name")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lockstep.cli.output import console, json_option, note, print_json, print_table
+from lockstep.cli.output import console, json_option, note, print_json, print_table, styled
 
 if TYPE_CHECKING:
     from lockstep.comms.cells import Cell, Fitted
@@ -158,7 +158,7 @@ def _print(cells: list[Cell], fitted: list[Fitted], document: dict[str, Any]) ->
     out = console()
     for collective, ranks in dict.fromkeys((cell.collective, cell.ranks) for cell in cells):
         chosen = [cell for cell in cells if (cell.collective, cell.ranks) == (collective, ranks)]
-        out.print(f"[bold]{collective}[/bold], {ranks} ranks, {chosen[0].device}")
+        out.print(styled((collective, "bold"), f", {ranks} ranks, {chosen[0].device}"))
         print_table(report.CELL_HEADERS, [report.cell_row(cell) for cell in chosen], right=report.CELL_RIGHT)
     if fitted:
         out.print("Lines: time = alpha + bytes / beta, fitted on the relative error (residual: its root mean square)")
@@ -167,9 +167,9 @@ def _print(cells: list[Cell], fitted: list[Fitted], document: dict[str, Any]) ->
         name = next((cell.collective for cell in cells if cell.state == "ok" and cell.message_bytes), None)
         points = chart.series(cells, name, ranks) if name else {}
         if points:
-            out.print(chart.terminal(points, f"{name}, {ranks} ranks, median"), markup=False, soft_wrap=True)
+            out.print(chart.terminal(points, f"{name}, {ranks} ranks, median"), soft_wrap=True)
     for choice in document["choices"]:
-        out.print(f"backend=auto → {choice['why']}", markup=False, soft_wrap=True)
+        out.print(f"backend=auto → {choice['why']}", soft_wrap=True)
 
 
 def _capabilities(ranks: int, backends: list[str], limit_s: float, folder: Path, as_json: bool) -> None:
@@ -194,7 +194,7 @@ def _capabilities(ranks: int, backends: list[str], limit_s: float, folder: Path,
             f"Tried with {ranks} ranks, torch {store.machine()['torch']}. 'was': the published table of an old PyTorch. –: not here."
         )
         for text in notes:
-            out.print(text, markup=False, soft_wrap=True)
+            out.print(text, soft_wrap=True)
     wrong = [a for a in answers if a.answer == "WRONG"]
     if wrong:
         raise RunFailed(f"comms: {wrong[0].collective} on {wrong[0].backend} gave a WRONG result: {wrong[0].reason}")

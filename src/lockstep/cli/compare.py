@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from lockstep.cli.output import console, json_option, print_json, print_table
+from lockstep.cli.output import console, json_option, print_json, print_table, styled
 from lockstep.cli.run import runs_option
 
 EPILOG = """\b
@@ -65,16 +65,16 @@ def print_comparison(document: dict[str, Any]) -> None:
     """The table of cells, then everything that has to be said about it."""
     out = console()
     if document.get("study"):
-        out.print(f"[bold]{document['study']}[/bold]  {document['about']}", soft_wrap=True)
+        out.print(styled((document["study"], "bold"), f"  {document['about']}"), soft_wrap=True)
     _print_cells(document)
     _print_against(document)
     for cell in document["cells"]:
         if cell["left_out"]:
-            out.print(f"[yellow]left out[/yellow]  '{cell['cell']}': {cell['left_out']}", soft_wrap=True)
+            out.print(styled(("left out", "yellow"), f"  '{cell['cell']}': {cell['left_out']}"), soft_wrap=True)
         for failure in cell["failed"]:
-            out.print(f"[red]failed[/red]  '{cell['cell']}': {failure}", soft_wrap=True)
+            out.print(styled(("failed", "red"), f"  '{cell['cell']}': {failure}"), soft_wrap=True)
     for text in document["fairness"]:
-        out.print(f"[yellow]note[/yellow]  {text}", soft_wrap=True)
+        out.print(styled(("note", "yellow"), f"  {text}"), soft_wrap=True)
     _print_stability(document, out)
     for published in document.get("published", []):
         _print_published(published, out)
@@ -166,7 +166,7 @@ def _print_stability(document: dict[str, Any], out: Any) -> None:
 def _print_published(published: dict[str, Any], out: Any) -> None:
     out.print(f"Published, {published['source']}:", soft_wrap=True)
     for cell, text in published["figures"].items():
-        out.print(f"  {cell}: {text}", soft_wrap=True, markup=False)
+        out.print(f"  {cell}: {text}", soft_wrap=True)
     colours = {"agrees": "green", "no difference seen": "green", "differs": "red"}
     for claim in published["claims"]:
         colour = colours.get(claim["verdict"], "yellow")
@@ -175,4 +175,4 @@ def _print_published(published: dict[str, Any], out: Any) -> None:
             theirs = "" if claim["published_ratio"] is None else f"published {claim['published_ratio']:.2f}, "
             figures = f" ({theirs}ours {claim['ours']:.3g})"
         why = f"; {claim['why']}" if claim["why"] and claim["verdict"] in ("differs", "not settled") else ""
-        out.print(f"  [{colour}]{claim['verdict']}[/{colour}]  {claim['text']}{figures}{why}", soft_wrap=True)
+        out.print(styled("  ", (claim["verdict"], colour), f"  {claim['text']}{figures}{why}"), soft_wrap=True)

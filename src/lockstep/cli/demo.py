@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lockstep.cli.output import console, json_option, note, print_json, table
+from lockstep.cli.output import console, json_option, note, print_json, styled, table
 from lockstep.cli.run import data_root_option, runs_option
 
 if TYPE_CHECKING:
@@ -164,13 +164,17 @@ def render(report: dict[str, Any], data: str, out: Console) -> None:
     )
     out.print(rows)
     same = report["loss_difference"] <= LOSS_TOLERANCE and report["ranks_agree"]
-    verdict = "[green]agrees[/green]" if same else "[red]DIFFERS[/red]"
+    verdict = ("agrees", "green") if same else ("DIFFERS", "red")
     out.print(
-        f"Mathematics {verdict}: over the first 50 steps the loss of 2 ranks and of 1 process differs by at most "
-        f"{report['loss_difference']:.0e} (rounding); {report['test_samples']:,} test samples counted once each."
+        styled(
+            "Mathematics ",
+            verdict,
+            ": over the first 50 steps the loss of 2 ranks and of 1 process differs by at most "
+            f"{report['loss_difference']:.0e} (rounding); {report['test_samples']:,} test samples counted once each.",
+        )
     )
     out.print(f"Where the time went, 2 ranks: {report['time_line']}.")
     out.print(
         "One run each, so a few per cent mean nothing. Next: lockstep show last --ranks, lockstep verify, lockstep run --help"
     )
-    out.print(f"All curves, and where every step goes, as a page: {report['report']}", markup=False, soft_wrap=True)
+    out.print(f"All curves, and where every step goes, as a page: {report['report']}", soft_wrap=True)

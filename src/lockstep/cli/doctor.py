@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from lockstep.cli.output import console, json_option, note, print_json
+from lockstep.cli.output import console, json_option, note, print_json, styled
 from lockstep.cli.run import runs_option
 
 EPILOG = """\b
@@ -41,10 +41,10 @@ def command(runs: Path | None, as_json: bool) -> None:
     for finding in findings:
         if finding["area"] != area:
             area = finding["area"]
-            out.print(f"[bold]{area}[/bold]")
-        fix = f"  [dim]→ {finding['fix']}[/dim]" if finding["fix"] else ""
+            out.print(styled((finding["area"], "bold")))
+        fix = (f"  → {finding['fix']}" if finding["fix"] else "", "dim")
         colour = COLOURS[finding["state"]]
-        out.print(f"  [{colour}]{finding['state']:<8}[/{colour}] {finding['what']}{fix}", soft_wrap=True)
+        out.print(styled("  ", (f"{finding['state']:<8}", colour), f" {finding['what']}", fix), soft_wrap=True)
 
 
 def _finding(area: str, state: str, what: str, fix: str = "") -> dict[str, Any]:

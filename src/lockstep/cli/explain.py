@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lockstep.cli.output import console, json_option, note, print_json, print_table
+from lockstep.cli.output import console, json_option, note, print_json, print_table, styled
 from lockstep.cli.run import runs_option
 
 if TYPE_CHECKING:
@@ -165,24 +165,20 @@ def _document(label: str, evidence: Evidence, questions: tuple[str, ...]) -> dic
 
 def _print(document: dict[str, Any], most: int | None) -> None:
     out = console()
-    out.print(f"[bold]{document['label']}[/bold]  {document['plan']}", soft_wrap=True)
+    out.print(styled((document["label"], "bold"), f"  {document['plan']}"), soft_wrap=True)
     findings = document["findings"]
     overview = next((each for each in findings if "ranks" in each["figures"] and each["question"] == "step"), None)
     if overview and most is None:
         _print_step(overview)
     for number, each in enumerate(findings[:most], start=1):
-        cost = f"  [dim]{each['cost']:.0%} of the time[/dim]" if each["cost"] >= 0.005 else ""
+        cost = f"  {each['cost']:.0%} of the time" if each["cost"] >= 0.005 else ""
         out.print(
-            f"{number}. [cyan]{each['question']}[/cyan]  [bold]{_plain(each['verdict'])}[/bold]{cost}", soft_wrap=True
+            styled(f"{number}. ", (each["question"], "cyan"), "  ", (each["verdict"], "bold"), (cost, "dim")),
+            soft_wrap=True,
         )
-        out.print(f"   why   {_plain(each['why'])}", soft_wrap=True)
+        out.print(f"   why   {each['why']}", soft_wrap=True)
         if each["next"]:
-            out.print(f"   next  {_plain(each['next'])}", soft_wrap=True)
-
-
-def _plain(text: str) -> str:
-    """Names come from users; square brackets in them are no markup."""
-    return text.replace("[", "\\[")
+            out.print(f"   next  {each['next']}", soft_wrap=True)
 
 
 def _print_step(finding: dict[str, Any]) -> None:

@@ -199,7 +199,7 @@ def _report(cells: list[Cell], roofs: dict[int, Roof], keep: bool, into: Path | 
         "GFLOP/s: the definition's operations, so Winograd may pass 100 %; in brackets the part of what this machine reaches."
     )
     if keep:
-        out.print(f"Kept in {document['kept_in']}", markup=False, soft_wrap=True)
+        out.print(f"Kept in {document['kept_in']}", soft_wrap=True)
 
 
 def _line(cell: Cell, index: int, roof: Roof) -> list[str]:

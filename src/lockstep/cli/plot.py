@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lockstep.text import printable
+
 if TYPE_CHECKING:
     from rich.text import Text
 
@@ -108,9 +110,10 @@ def bars(
     from rich.text import Text
 
     most = max(value for _, value, _, _ in rows) or 1.0
-    margin = min(44, max(len(name) for name, *_ in rows))
+    names = [printable(name) for name, *_ in rows]
+    margin = min(44, max(map(len, names)))
     found = Text(title, style="bold")
-    for name, value, low, high in rows:
+    for name, (_, value, low, high) in zip(names, rows, strict=True):
         found.append(f"\n{name[:margin]:>{margin}} ")
         found.append(_bar(value / most, width).ljust(width), style=COLOURS[0])
         between = "" if low is None or high is None else f"  {form(low)} to {form(high)}"

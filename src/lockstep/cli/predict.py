@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lockstep.cli.output import console, json_option, note, print_json, print_table
+from lockstep.cli.output import console, json_option, note, print_json, print_table, styled
 from lockstep.cli.run import data_root_option, read_words, runs_option
 
 if TYPE_CHECKING:
@@ -156,18 +156,17 @@ def _print(found: dict[str, Any]) -> None:
     recipe, placement = found["recipe"], found["fit"]["placement"]
     kept = "batch per rank kept (weak scaling)" if found["scaling"] == "weak" else "global batch kept (strong scaling)"
     rounds = f", weights averaged every {found['every']} steps" if found["every"] else ""
-    out.print(
-        f"[bold]{found['run'] or recipe['model']}[/bold]  {recipe['model']}, {placement['backend']}, {placement['strategy']}{rounds}; {kept}"
-    )
+    what = f"{recipe['model']}, {placement['backend']}, {placement['strategy']}{rounds}; {kept}"
+    out.print(styled((found["run"] or recipe["model"], "bold"), f"  {what}"))
     _print_rows(found["rows"])
     out.print(
         f"Fitted {found['fit']['made']} in {found['fit']['seconds']:.0f} s; {found['earned_text']}.", soft_wrap=True
     )
     for text in found["assumed"]:
-        out.print(text, soft_wrap=True, markup=False)
+        out.print(text, soft_wrap=True)
     if found["replay"]:
         _print_replay(found["replay"])
-    out.print(f"[bold]{found['verdict']['text']}[/bold]", soft_wrap=True)
+    out.print(styled((found["verdict"]["text"], "bold")), soft_wrap=True)
     if found["verdict"]["next"]:
         out.print(f"Next: {found['verdict']['next']}", soft_wrap=True)
 
@@ -254,7 +253,7 @@ def _check(quick: bool, as_json: bool) -> None:
     print_table(["held out", "fit", "placement", "predicted ms", "measured ms", "error"], rows, right=(3, 4, 5))
     out = console()
     if found["left_out"]:
-        out.print(f"Links were left out: {found['left_out']}", soft_wrap=True, markup=False)
+        out.print(f"Links were left out: {found['left_out']}", soft_wrap=True)
     verdict = "met" if found["goal_met"] else "missed"
     out.print(
         f"Median error {found['median_error']:.1%}, worst {found['worst_error']:.1%} on {found['n']} held-out placements "

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from lockstep.cli.output import console, json_option, note, print_json, print_table
+from lockstep.cli.output import console, json_option, note, print_json, print_table, styled
 from lockstep.cli.run import data_root_option, runs_option
 from lockstep.quantize import tables
 
@@ -140,8 +140,11 @@ def show(document: dict[str, Any]) -> None:
     out = console()
     scheme = document["scheme"]
     out.print(
-        f"[bold]{document['method']}[/bold] on {document['engine']}: weights 8 bits {scheme['weights']} symmetric, "
-        f"inputs {scheme['bits']} bits {scheme['activations']}",
+        styled(
+            (document["method"], "bold"),
+            f" on {document['engine']}: weights 8 bits {scheme['weights']} symmetric, "
+            f"inputs {scheme['bits']} bits {scheme['activations']}",
+        ),
         soft_wrap=True,
     )
     out.print(f"calibration: {document['calibration']}", soft_wrap=True)
@@ -172,8 +175,8 @@ def show(document: dict[str, Any]) -> None:
     for table in tables.tables(document):
         _show(table)
     for text in document["notes"]:
-        out.print(f"[yellow]note[/yellow]  {text}", soft_wrap=True)
-    out.print(f"[dim]{document['folder']}: {', '.join(document['files'])}[/dim]", soft_wrap=True)
+        out.print(styled(("note", "yellow"), f"  {text}"), soft_wrap=True)
+    out.print(styled((f"{document['folder']}: {', '.join(document['files'])}", "dim")), soft_wrap=True)
 
 
 def _show(table: tables.Table) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from lockstep.cli.output import console, json_option, print_json, print_table
+from lockstep.cli.output import console, json_option, print_json, print_table, styled
 from lockstep.cli.plot import plot_option, print_run_plots, wanted
 from lockstep.cli.run import runs_option
 from lockstep.errors import InputError
@@ -102,19 +102,21 @@ def document(run: Run) -> dict[str, Any]:
 
 def print_run(run: Run, ranks: bool, plot: bool = False) -> None:
     from lockstep.measure.phases import phases_line, step_phases
+    from lockstep.placement import changes_mathematics
 
     spec, status, summary = run.spec(), run.status(), run.summary()
     out = console()
     placement = spec.placement
-    out.print(f"[bold]{run.id}[/bold]  {_state(status)}")
+    out.print(styled((run.id, "bold"), "  ", *_state(status)))
     out.print(
         f"{spec.recipe.model} on {spec.recipe.data}; {placement.launcher}, {placement.hosts} host(s) x "
         f"{placement.ranks // placement.hosts} rank(s) x {placement.threads} thread(s), {placement.backend}, {placement.strategy}"
     )
     out.print(spec.plan.line())
-    for line in (spec.plan.lr_note, mathematics_note(spec)):
-        if line:
-            out.print(line)
+    if spec.plan.lr_note:
+        out.print(spec.plan.lr_note)
+    if changed := changes_mathematics(spec.placement, spec.recipe):
+        out.print(styled(("changes the mathematics", "yellow"), f": {changed}"))
     epochs = run.epochs()
     if epochs:
         print_table(
@@ -138,7 +140,7 @@ def print_run(run: Run, ranks: bool, plot: bool = False) -> None:
     if phases:
         out.print(phases_line(phases))
     if summary:
-        out.print(f"memory: {memory_text(summary)} peak growth a rank; {_agreement(summary, spec.plan.ranks)}")
+        out.print(styled(f"memory: {memory_text(summary)} peak growth a rank; ", _agreement(summary, spec.plan.ranks)))
         if summary.get("stopped_by"):
             out.print(f"stopped by {summary['stopped_by']} after step {summary['steps']}")
         for line in (_numbers_line(spec.recipe.precision, summary), _aside_line(summary)):
@@ -148,15 +150,7 @@ def print_run(run: Run, ranks: bool, plot: bool = False) -> None:
         _print_ranks(run, spec.plan.ranks)
     if plot:
         print_run_plots(run, phases)
-    out.print(f"[dim]{run.folder}[/dim]", soft_wrap=True)
-
-
-def mathematics_note(spec: Any) -> str:
-    """A placement that computes something else than one process would says so wherever it is shown."""
-    from lockstep.placement import changes_mathematics
-
-    changed = changes_mathematics(spec.placement, spec.recipe)
-    return f"[yellow]changes the mathematics[/yellow]: {changed}" if changed else ""
+    out.print(styled((str(run.folder), "dim")), soft_wrap=True)
 
 
 def _numbers_line(precision: str, summary: dict[str, Any]) -> str:
@@ -188,10 +182,10 @@ def number(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
 
 
-def _state(status: dict[str, Any]) -> str:
+def _state(status: dict[str, Any]) -> tuple[tuple[str, str], str]:
     colour = {"done": "green", "failed": "red", "cancelled": "yellow", "stalled": "red"}.get(status["state"], "cyan")
     cause = f": {status['cause']}" if status.get("cause") else ""
-    return f"[{colour}]{status['state']}[/{colour}]{cause}"
+    return (status["state"], colour), cause
 
 
 def memory_text(summary: dict[str, Any]) -> str:
@@ -199,13 +193,13 @@ def memory_text(summary: dict[str, Any]) -> str:
     return f"{max(known) / 1e6:.1f} MB" if known else "unknown"
 
 
-def _agreement(summary: dict[str, Any], ranks: int) -> str:
+def _agreement(summary: dict[str, Any], ranks: int) -> str | tuple[str, str]:
     if ranks == 1:
         return "one rank"
     return (
         "all ranks ended with the same weights"
         if summary["ranks_agree"]
-        else "[red]the ranks ended with DIFFERENT weights[/red]"
+        else ("the ranks ended with DIFFERENT weights", "red")
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from lockstep.cli.output import console, json_option, note, print_json, print_table
+from lockstep.cli.output import console, json_option, note, print_json, print_table, styled
 from lockstep.cli.run import data_root_option, read_words, words_argument
 
 EPILOG = """\b
@@ -60,7 +60,7 @@ def command(words: tuple[str, ...], data_root: Path | None, keep: bool, as_json:
                         c.against,
                         _number(c.difference),
                         _number(c.tolerance),
-                        "[green]ok[/green]" if c.passed else "[red]DIFFERENT[/red]",
+                        styled(("ok", "green") if c.passed else ("DIFFERENT", "red")),
                     ]
                     for c in checks
                 ],
@@ -78,7 +78,7 @@ def command(words: tuple[str, ...], data_root: Path | None, keep: bool, as_json:
                 f"compute the same; the runs are in {folder}"
             )
         if not as_json:
-            console().print(f"[green]{len(checks)} checks passed:[/green] the placements compute the same.")
+            console().print(styled((f"{len(checks)} checks passed:", "green"), " the placements compute the same."))
     finally:
         if done and not keep:
             shutil.rmtree(folder, ignore_errors=True)
