@@ -1,11 +1,11 @@
-# Everything goes through make; CI calls `make test`. A fresh clone needs python3 (3.11+), make and the package registries.
+# Everything goes through make; CI calls `make lint test-all`. A fresh clone needs python3 (3.11+), make and the package registries.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test lint format bench clean
+.PHONY: help setup demo test test-all lint format bench clean
 
 help:  ## List the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -13,34 +13,39 @@ help:  ## List the targets.
 # torch is installed first and by exact version, so that no other package's range can choose a build for us.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found; install Python 3.11 or later, or set PYTHON=..."; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install --quiet --editable '.[test,lint,mpi]'
-	touch $@
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: $(PYTHON) is $$($(PYTHON) --version), and Lockstep needs 3.11 or later: set PYTHON=..."; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python .ci/install.py "installing torch" "$$(grep '^torch==' constraints.txt)"
+	@$(BIN)/python .ci/install.py "installing lockstep" --editable '.[mpi]'
+	@touch $@
 
-setup: $(VENV)/.installed  ## Make .venv and install everything.
+$(VENV)/.tools: $(VENV)/.installed
+	@$(BIN)/python .ci/install.py "installing test and lint tools" --editable '.[test,lint]'
+	@touch $@
+
+setup: $(VENV)/.installed  ## Make .venv and install Lockstep.
 
 demo: setup  ## Train the MNIST net with one process and with two ranks, and compare.
-	$(BIN)/lockstep demo
+	@$(BIN)/lockstep demo
 
-# Slurm and a browser come from the system's packages, where we may install them; without them, their tests are skipped and say so. Most tests
-# wait for processes to start and to end, so two files go at a time. What fails then is run once more, alone: a test of faults
-# and timeouts can fail because its neighbour took the machine. Both results are printed, and what fails twice fails. Tests that
-# judge by time (`alone`) have the machine to themselves.
-test: setup  ## Run every test; CI runs this.
+# Most tests wait for processes to start and to end, so two files go at a time.
+test: $(VENV)/.tools  ## Run the fast tests: all but those that need a compiler, Slurm, MPI, emulated hosts, a browser or much time.
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not alone'
+
+# Slurm and a browser come from the system's packages, where we may install them; without them, their tests are skipped and say so.
+# What judges a measurement (`alone`) has the machine to itself: tests/contending.py.
+test-all: $(VENV)/.tools  ## Run every test; CI runs this.
 	@bash .ci/packages slurm "slurmctld slurmd sbatch munged" "slurmctld slurmd slurm-client munge"
 	@bash .ci/packages browser "chromium" "chromium fonts-dejavu-core"
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not alone' --durations=25 || \
-		$(BIN)/python -m pytest -n 0 --last-failed --last-failed-no-failures none -m 'not alone'
-	$(BIN)/python -m pytest -n 0 -m alone || \
-		$(BIN)/python -m pytest -n 0 --last-failed --last-failed-no-failures none -m alone
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not alone' --durations=25
+	@$(BIN)/python tests/contending.py
 
-lint: setup  ## Check style and types.
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
-	$(BIN)/mypy
+lint: $(VENV)/.tools  ## Check style and types.
+	@$(BIN)/ruff check src tests benchmarks
+	@$(BIN)/ruff format --check src tests benchmarks
+	@$(BIN)/mypy
 
-format: setup  ## Rewrite the code in the house style.
+format: $(VENV)/.tools  ## Rewrite the code in the house style.
 	$(BIN)/ruff check --fix src tests benchmarks
 	$(BIN)/ruff format src tests benchmarks
 

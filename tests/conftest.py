@@ -6,6 +6,9 @@ import compileall
 import os
 import shutil
 import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -46,6 +49,53 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
+
+
+ZYGOTE = pytest.StashKey["Zygote"]()
+
+
+class Zygote:
+    """The process that has imported torch and forks those that tests start (tests/zygote/server.py)."""
+
+    def __init__(self) -> None:
+        home = Path(__file__).parent / "zygote"
+        self._folder = tempfile.TemporaryDirectory(prefix="lockstep-zygote-")
+        self._address = f"{self._folder.name}/socket"
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(home), *filter(None, [os.environ.get("PYTHONPATH")])])
+        argv = [sys.executable, str(home / "server.py"), self._address]
+        self._server = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._ready = False
+
+    def address(self) -> str:
+        """Where it can be asked; the first time, wait until it has imported torch."""
+        if not self._ready:
+            assert self._server.stdout
+            assert self._server.stdout.readline() == "ready\n", "the zygote could not start"
+            self._ready = True
+        return self._address
+
+    def close(self) -> None:
+        self._server.communicate(timeout=30)
+        self._folder.cleanup()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    hands_out = session.config.option.numprocesses and not hasattr(session.config, "workerinput")
+    if not hands_out and not os.environ.get("LOCKSTEP_TEST_COLD"):
+        session.config.stash[ZYGOTE] = Zygote()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if ZYGOTE in session.config.stash:
+        session.config.stash[ZYGOTE].close()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Processes of this test are forked by the zygote, unless it is marked `cold`."""
+    os.environ.pop("LOCKSTEP_TEST_ZYGOTE", None)
+    if ZYGOTE in item.config.stash and not item.get_closest_marker("cold"):
+        os.environ["LOCKSTEP_TEST_ZYGOTE"] = item.config.stash[ZYGOTE].address()
 
 
 @pytest.fixture

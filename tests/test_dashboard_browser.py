@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -242,7 +241,7 @@ def test_a_plot_that_is_being_read_is_left_alone(browser: Any, tmp_path: Path, m
         more = Folders(tmp_path / "more").run("more", count=60)
         for rank in (0, 1):
             (run.rank_folder(rank) / "steps.bin").write_bytes((more.rank_folder(rank) / "steps.bin").read_bytes())
-        time.sleep(2.5)
+        until(page, "document.querySelector('figure[id=\"loss-by-step\"]').dataset.newer === 'waits'")
         assert page.evaluate(points) == 30
         page.mouse.move(1, 1)
         until(page, f"{points} === 60")

@@ -19,6 +19,8 @@ from lockstep.measure.records import read_steps
 from lockstep.run import Run
 from support import SHORT, Cli, processes_of, wait_for
 
+pytestmark = pytest.mark.cold  # it is about processes: which one was killed, and who is left
+
 LONG = (*SHORT, "epochs=100000", "threads=1")
 
 

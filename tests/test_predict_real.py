@@ -20,6 +20,7 @@ from support import Cli
 WORDS = ("data=embedded", "global_batch=16", "ranks=2", "backend=gloo", "threads=1", "epochs=1", "max_steps=30")
 
 
+@pytest.mark.alone
 def test_a_fit_and_a_held_out_run(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCKSTEP_DATA", str(tmp_path / "cache" / "data"))
     monkeypatch.setattr(measure, "SECONDS", 1.0)
@@ -54,7 +55,9 @@ def test_a_fit_and_a_held_out_run(cli: Cli, tmp_path: Path, monkeypatch: pytest.
     fits.save(made)
     held = check.Held("batch", check.NET, ("ranks=2", "global_batch=24"))
     predicted, seconds = check._try(made, held, tmp_path / "held", 0.0)
-    assert 0.1 < seconds / predicted < 10, "the order of magnitude; how near it comes is for 'predict --check' to say"
+    assert 0.5 < seconds / predicted < 2, (
+        "a fit of one second; how near a whole one comes is for 'predict --check' to say"
+    )
     asked, assumed = document.ask(
         made, recipe, placement, link=None, weak=False, per_host=None, batch=None, algorithm="auto", every=None
     )

@@ -88,9 +88,11 @@ function showPlot(chart) {
   const old = plots.querySelector(`[id="${chart.id}"]`);
   if (old && (old.matches(":hover") || old.contains(document.activeElement))) {
     held.set(chart.id, chart);
+    old.dataset.newer = "waits";
     return;
   }
   held.delete(chart.id);
+  if (old) delete old.dataset.newer;
   if (old) old.update(chart);
   else {
     const after = [...plots.children].find((one) => NAMES.indexOf(one.id) > NAMES.indexOf(chart.id));
