@@ -113,7 +113,7 @@ def recolour(images: Tensor, own: Tensor, grey: Tensor) -> Tensor:
     luma = LUMA if channels == 3 else (1 / channels,) * channels
     exact = torch.float32 if height * width <= EXACT_SUM else torch.float64
     means = values.sum((2, 3), keepdim=True, dtype=exact).to(torch.float32).mul_(1 / (height * width))
-    of_pixel, of_image = grey[:, :, None, None].split(1, dim=1)
+    of_pixel, of_image = grey[:, :1, None, None], grey[:, 1:, None, None]
     level = _brightness(means, luma).mul_(of_image)
     if channels == 3:
         level = _brightness(values, luma).mul_(of_pixel).add_(level)
