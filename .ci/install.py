@@ -14,6 +14,10 @@ from pathlib import Path
 SHOWN_ON_FAILURE = 15
 
 
+def count(packages: int) -> str:
+    return f"{packages} package{'s' * (packages != 1)}"
+
+
 def main(label: str, arguments: list[str]) -> int:
     log = Path(sys.prefix) / "install.log"
     live = sys.stdout.isatty()
@@ -35,9 +39,9 @@ def main(label: str, arguments: list[str]) -> int:
             else:
                 continue
             if live:
-                print(f"\r\033[K{label}: {found} packages, {words:.60}", end="", flush=True)
-            elif found % 10 == 1 and step == "Collecting":
-                print(f"{label}: {found} packages …", flush=True)
+                print(f"\r\033[K{label}: {count(found)}, {words:.60}", end="", flush=True)
+            elif step == "Installing" or (step == "Collecting" and found % 10 == 1):
+                print(f"{label}: {count(found)}{', unpacking' if step == 'Installing' else ''} …", flush=True)
         code = pip.wait()
     seconds = time.monotonic() - begin
     print(
