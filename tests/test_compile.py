@@ -9,6 +9,8 @@ import pytest
 
 from support import SHORT, Cli, train_here
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.slow
 def test_a_compiled_run_computes_the_same_and_measures_its_compile_time_apart(cli: Cli, alone: dict[str, Any]) -> None:

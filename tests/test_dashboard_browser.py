@@ -18,6 +18,8 @@ from support import SHORT, Cli, processes_of, wait_for
 from test_dashboard_server import HOSTILE
 from test_report import ALONE, BOTH, RECIPE, Folders, isolated, study_folder
 
+pytestmark = pytest.mark.slow
+
 NAMES = "[...document.querySelectorAll('.runs tbody th')].map(th => th.textContent)"
 
 

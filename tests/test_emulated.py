@@ -30,6 +30,8 @@ from lockstep.run import Run
 from lockstep.settings import load
 from support import SHORT, Cli, processes_of, wait_for
 
+pytestmark = [pytest.mark.slow, pytest.mark.cold]
+
 here = pytest.mark.skipif(emulate.problem() is not None, reason=str(emulate.problem()))
 LINKS = st.builds(
     Link,

@@ -14,6 +14,8 @@ import pytest
 from lockstep.kernels import build, native
 from lockstep.measure.hardware import cpu_flags
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 needs_compiler = pytest.mark.skipif(shutil.which(build.compiler()) is None, reason="there is no C++ compiler")
 

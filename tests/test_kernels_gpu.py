@@ -20,6 +20,8 @@ from torch.nn import functional
 from lockstep.kernels import gpu
 from lockstep.kernels.gpu import Functions
 
+pytestmark = pytest.mark.slow
+
 COMPILER = os.environ.get("CXX") or "c++"
 NVCC = shutil.which("nvcc")
 CASES = [

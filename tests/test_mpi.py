@@ -30,7 +30,11 @@ PROGRAM = Path(__file__).with_name("mpi_ranks.py")
 TWO = ("launcher=mpirun", "ranks=2", "threads=1")
 LONG = (*SHORT, *TWO, "epochs=100000")
 KINDS = sorted({mpi.kind for mpi in mpirun.installed()}) if mpirun.library_kind() else []
-pytestmark = pytest.mark.skipif(not KINDS, reason="mpi4py with mpirun is not installed: pip install 'lockstep[mpi]'")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.cold,
+    pytest.mark.skipif(not KINDS, reason="mpi4py with mpirun is not installed: pip install 'lockstep[mpi]'"),
+]
 ON_EVERY_MPI = pytest.mark.parametrize("mpi", KINDS)
 
 

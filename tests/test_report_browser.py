@@ -22,6 +22,8 @@ from lockstep.ways import BESIDE, FILE, Way
 from support import wait_for
 from test_report import ALONE, BOTH, HOSTILE, RECIPE, Folders, study_folder
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:

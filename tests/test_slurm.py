@@ -26,6 +26,8 @@ from lockstep.run import Run, Spec, read_json
 from slurm_cluster import Cluster
 from support import SHORT, Cli, processes_of, wait_for
 
+pytestmark = [pytest.mark.slow, pytest.mark.cold]
+
 GOLDEN = Path(__file__).parent / "golden"
 ON_SLURM = ("launcher=slurm", "threads=1")
 ENDLESS = (*SHORT, "epochs=100000", *ON_SLURM)

@@ -13,6 +13,8 @@ from lockstep.run import list_runs, read_json
 from slurm_cluster import Cluster
 from support import Cli, processes_of, wait_for
 
+pytestmark = [pytest.mark.slow, pytest.mark.cold]
+
 STUDY = """
 repeats = 2
 [recipe]
