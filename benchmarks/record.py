@@ -114,7 +114,8 @@ def compare(
         values = [1000 * value for value in stats.difference_per_round(mine, other)]
     if not values:
         return None
-    return Comparison(ours, theirs, how, clock, values, stats.median(values), stats.bootstrap_interval(values), target)
+    interval = stats.interval(values, log=how != "difference")
+    return Comparison(ours, theirs, how, clock, values, stats.median(values), interval, target)
 
 
 def as_document(section: Section, machine: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The statistics of a benchmark: medians, per-round comparisons and bootstrap intervals.
+"""The statistics of a benchmark: medians, per-round comparisons and the intervals that studies use too.
 
 Contenders are compared *within* a round, because a machine's speed changes from minute to minute: what slows
 one contender of a round slows the others as well, and cancels in their ratio.
@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-RESAMPLES = 10_000
-LEVEL = 0.95
+from lockstep.study.statistics import median_interval
 
 
 def median(values: Sequence[float]) -> float:
@@ -19,17 +18,10 @@ def median(values: Sequence[float]) -> float:
     return float(np.median(values))
 
 
-def bootstrap_interval(
-    values: Sequence[float], level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
-) -> tuple[float, float] | None:
-    """Percentile interval of the median. One value says nothing about its spread, so then there is none."""
-    data = np.asarray(values, dtype=float)
-    if len(data) < 2:
-        return None
-    picks = np.random.default_rng(seed).integers(len(data), size=(resamples, len(data)))
-    medians = np.median(data[picks], axis=1)
-    low, high = np.quantile(medians, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
+def interval(values: Sequence[float], log: bool = False) -> tuple[float, float] | None:
+    """The 95 % interval of the median, as studies have it: exact from six values on, else Student's t (of the logs, for ratios)."""
+    found = median_interval(values, log=log)
+    return None if found is None else (found.low, found.high)
 
 
 def ratio_per_round(ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[float]:

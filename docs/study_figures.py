@@ -15,7 +15,8 @@ from lockstep.study.measures import METRICS
 HERE = Path(__file__).parent
 HEAD = """# The built-in studies, with our figures
 
-Real runs, one at a time, in turns; n is in each table. Middle and 95 % interval; verdicts are against the first row, pair by pair, at 98 %.
+Real runs, one at a time, in turns; n is in each table. Middle and 95 % interval; verdicts are against the first row, pair by pair; those of one
+metric hold together at 95 %.
 A published figure is never compared in seconds, only in shape: which has more, and by what ratio. Written by `docs/study_figures.py`; how a
 study works is in [studies.md](studies.md).
 """

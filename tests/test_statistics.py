@@ -13,7 +13,7 @@ import pytest
 
 from lockstep.study import statistics as ours
 from lockstep.study.stability import Timed, judge
-from lockstep.study.statistics import chance, compare, median_interval
+from lockstep.study.statistics import compare, compare_family, median_interval, permutation_p
 
 Noise = Callable[[random.Random], float]
 
@@ -43,13 +43,15 @@ def pairs(r: random.Random, noise: Noise, n: int, planted: float = 0.0) -> tuple
 # ---------------------------------------------------------------- the parts
 
 
-@pytest.mark.parametrize("level", [0.95, 0.98])
-def test_students_t_is_what_integration_of_its_density_gives(level: float) -> None:
-    for degrees, value in enumerate(ours._T[level], start=1):
+@pytest.mark.parametrize("p", [0.05, 0.0025])
+def test_students_t_is_what_integration_of_its_density_gives(p: float) -> None:
+    for degrees in (1, 2, 3, 4, 5, 8, 11):
+        value = ours.t_quantile(p, degrees)
         scale = math.gamma((degrees + 1) / 2) / math.sqrt(degrees * math.pi) / math.gamma(degrees / 2)
-        x = np.linspace(-value, value, 400_001)
-        density = scale * (1 + x * x / degrees) ** (-(degrees + 1) / 2)
-        assert float(np.trapezoid(density, x)) == pytest.approx(level, abs=5e-5), degrees
+        # In the angle, over which even the tails of one degree of freedom are short.
+        angle = np.linspace(0, math.atan(value), 20_001)
+        density = scale * (1 + np.tan(angle) ** 2 / degrees) ** (-(degrees + 1) / 2) / np.cos(angle) ** 2
+        assert 2 * float(np.trapezoid(density, angle)) == pytest.approx(1 - p, abs=1e-6), degrees
 
 
 def test_the_chance_is_what_all_exchanges_give() -> None:
@@ -61,7 +63,7 @@ def test_the_chance_is_what_all_exchanges_give() -> None:
             for signs in itertools.product((1, -1), repeat=len(places))
         ]
         counted = sum(abs(each) >= abs(sum(places)) for each in sums) / len(sums)
-        assert chance(places) == pytest.approx(min(1.0, counted)), places
+        assert permutation_p(places) == pytest.approx(min(1.0, counted)), places
 
 
 def test_above_the_exact_range_the_normal_distribution_agrees_with_the_exact_one(
@@ -69,9 +71,9 @@ def test_above_the_exact_range_the_normal_distribution_agrees_with_the_exact_one
 ) -> None:
     r = random.Random(2)
     places = [r.randint(-30, 40) for _ in range(20)]
-    exact = chance(places)
+    exact = permutation_p(places)
     monkeypatch.setattr(ours, "EXACT_UP_TO", 19)
-    assert chance(places) == pytest.approx(exact, abs=0.02)
+    assert permutation_p(places) == pytest.approx(exact, abs=0.02)
 
 
 def enumerated(a: np.ndarray, b: np.ndarray, levels: np.ndarray, shift: float) -> float:
@@ -87,7 +89,7 @@ def enumerated(a: np.ndarray, b: np.ndarray, levels: np.ndarray, shift: float) -
 @pytest.mark.parametrize("kind", ["time", "accuracy"])
 def test_the_interval_ends_where_the_enumerated_test_says_so(kind: ours.Kind) -> None:
     r = random.Random(3)
-    for n in (7, 9, 10):
+    for n in (6, 9, 10):
         a, b = (np.array([r.gauss(middle, 0.01) for _ in range(n)]) for middle in (0.01, 0.0))
         middles = (a + b) / 2
         # Times: the level of five neighbouring blocks. Accuracies: that of the pair itself.
@@ -102,8 +104,8 @@ def test_the_interval_ends_where_the_enumerated_test_says_so(kind: ours.Kind) ->
         assert found.high is not None
         low, high = (math.log(found.low), math.log(found.high)) if kind == "time" else (found.low, found.high)
         for inside, outside in ((low + 1e-6, low - 1e-6), (high - 1e-6, high + 1e-6)):
-            assert enumerated(a, b, levels, inside) > 0.02
-            assert enumerated(a, b, levels, outside) <= 0.02
+            assert enumerated(a, b, levels, inside) > 0.05
+            assert enumerated(a, b, levels, outside) <= 0.05
 
 
 def test_the_interval_of_a_median_is_the_binomial_one() -> None:
@@ -142,18 +144,47 @@ def test_intervals_of_a_cell_cover_and_the_bootstrap_would_not() -> None:
 
 
 @pytest.mark.parametrize("noise", [QUIET, NOISY], ids=["quiet", "noisy"])
-def test_a_difference_of_nothing_is_significant_in_at_most_one_trial_of_twenty(noise: Noise) -> None:
+def test_a_difference_of_nothing_is_significant_in_one_trial_of_twenty(noise: Noise) -> None:
     r = random.Random(5)
     wrong = [compare(*pairs(r, noise, 10), "time").verdict in ("faster", "slower") for _ in range(300)]
-    assert sum(wrong[:100]) <= 5
-    assert sum(wrong) <= 12, "2 % are meant: 12 or more of 300 happen once in 70 times"
+    assert sum(wrong) <= 26, "5 % are meant: more than 26 of 300 happen once in 500 times"
 
 
 def test_few_repeats_do_not_make_it_sure_of_itself() -> None:
     r = random.Random(6)
     for n in (2, 3, 4, 5, 6, 7, 8):
         wrong = sum(compare(*pairs(r, QUIET, n), "time").verdict in ("faster", "slower") for _ in range(300))
-        assert wrong <= 15, f"{wrong} of 300 with n={n}"
+        assert wrong <= 26, f"{wrong} of 300 with n={n}"
+
+
+@pytest.mark.parametrize("n", [3, 6])
+def test_twenty_comparisons_of_nothing_are_as_rarely_wrong_as_one(n: int) -> None:
+    """A study of 21 cells that do not differ: any verdict at all is a false one."""
+    r, trials = random.Random(20 + n), 200
+    wrong = 0
+    for _ in range(trials):
+        drift = [0.06 * block / n for block in range(n)]
+        baseline, *cells = ([math.exp(level + NOISY(r)) for level in drift] for _ in range(21))
+        found = compare_family([(cell, baseline) for cell in cells], "time")
+        wrong += any(each.verdict in ("faster", "slower") for each in found)
+    assert wrong <= 19, f"{wrong} of {trials}: 5 % are meant, and more than 19 happen once in 400 times"
+
+
+def test_the_verdicts_of_a_family_are_those_of_holm() -> None:
+    """The p-values of six cells by hand: 0.05 / 6 is beaten, then 0.05 / 5, and so on until one fails; intervals say the same."""
+    r = random.Random(21)
+    baseline = [math.exp(r.gauss(0, 0.02)) for _ in range(12)]
+    sizes = (0.15, 0.08, 0.04, 0.03, 0.0, 0.0)
+    cells = [[value * math.exp(size + r.gauss(0, 0.02)) for value in baseline] for size in sizes]
+    found = compare_family([(cell, baseline) for cell in cells], "time")
+    failed = False
+    for place, each in enumerate(sorted(found, key=lambda one: one.p or 0.0)):
+        assert each.p is not None
+        failed = failed or each.p > 0.05 / (6 - place)
+        assert (each.verdict == "slower") == (not failed)
+    assert 2 <= sum(each.verdict == "slower" for each in found) <= 4
+    alone = [compare(cell, baseline, "time") for cell in cells]
+    assert all(wide.low <= one.low for wide, one in zip(found, alone, strict=True) if wide.low and one.low)
 
 
 def test_a_planted_three_per_cent_is_found_with_ten_repeats_on_a_quiet_machine() -> None:
@@ -162,20 +193,53 @@ def test_a_planted_three_per_cent_is_found_with_ten_repeats_on_a_quiet_machine()
     assert sum(each.verdict == "slower" for each in found) >= 90
     assert sum(each.verdict == "faster" for each in found) == 0
     covered = sum(each.low is not None and each.high is not None and each.low <= 1.03 <= each.high for each in found)
-    assert covered >= 94
+    assert covered >= 89, "95 % are meant: fewer than 89 of 100 happen once in 200 times"
     assert statistics.median(each.effect or 0 for each in found) == pytest.approx(1.03, abs=0.004)
 
 
-def test_a_noisy_machine_does_not_find_it_and_says_how_many_more_repeats_would() -> None:
+def test_so_many_more_repeats_settle_it_and_where_no_number_is_honest_none_is_said() -> None:
+    """Every study that is not settled is gone on with as it says; the larger number promises that it is settled then, whatever the truth."""
     r = random.Random(8)
-    found = [compare(*pairs(r, NOISY, 5, planted=0.08), "time") for _ in range(60)]
-    unsettled = [each for each in found if each.verdict == "not significant"]
-    assert len(unsettled) > 30
-    asked = [each.more for each in unsettled if each.more]
-    assert len(asked) == len(unsettled)
-    enough = 5 + round(statistics.median(asked))
-    later = [compare(*pairs(r, NOISY, enough, planted=0.08), "time").settled for _ in range(40)]
-    assert sum(later) >= 24, f"with {enough} repeats, as it said"
+    followed, settled, silent = 0, 0, 0
+    for noise, planted, n in [(QUIET, 0.02, 3), (NOISY, 0.08, 5), (machine(0.02, 0.0), 0.0, 8)] * 12:
+        a, b = pairs(r, noise, n, planted)
+        found = compare(a, b, "time")
+        if found.verdict != "not significant":
+            continue
+        if found.more is None:
+            silent += 1
+            continue
+        few, most = found.more
+        assert 1 <= few <= most
+        more = pairs(r, noise, most, planted)
+        followed += 1
+        settled += compare([*a, *more[0]], [*b, *more[1]], "time").settled
+    assert followed >= 15
+    assert settled >= 0.9 * followed, f"{settled} of {followed}"
+    assert compare([1.0, 1.3], [1.1, 1.0], "time").more is None, "two pairs say nothing about the noise"
+    assert compare([1.0, 3.0, 0.5], [1.1, 1.0, 2.0], "time").more is None, "more than a thousand"
+
+
+def test_what_nobody_would_act_on_is_the_same_however_certain_it_is() -> None:
+    r = random.Random(13)
+    tight = machine(0.001, 0.0)
+    found = compare(*pairs(r, tight, 10, planted=-0.005), "time")
+    assert found.high is not None
+    assert found.high < 1, "0.995 for certain"
+    assert found.verdict == "the same"
+    assert compare(*pairs(r, tight, 10, planted=-0.03), "time").verdict == "faster"
+
+
+def test_a_time_that_was_not_reached_is_longer_than_any_other() -> None:
+    """Quick where it got there, but it got there in two of five and in three of ten."""
+    never = math.inf
+    five = compare([5.0, 5.1, never, never, never], [10.0, 10.1, 9.9, 10.0, 10.2], "time")
+    assert (five.n, five.verdict, five.effect) == (5, "not significant", None)
+    ten = compare([5.0, 5.1, 5.2, *[never] * 9], [10.0 + k / 100 for k in range(12)], "time")
+    assert ten.verdict == "slower"
+    assert ten.effect is None
+    both = compare([never] * 8, [never] * 8, "time")
+    assert (both.n, both.verdict) == (8, "the same")
 
 
 def test_alike_within_two_per_cent_is_said_to_be_the_same() -> None:
@@ -194,10 +258,10 @@ def test_what_cannot_be_known_is_not_said() -> None:
 
 
 def test_what_a_seed_does_to_both_is_not_noise() -> None:
-    """Accuracies differ by 0.5 points from seed to seed and by 0.1 between cells of one seed: 0.3 points show in pairs."""
+    """Accuracies differ by 0.5 points from seed to seed and by 0.1 between cells of one seed: 0.8 points show in pairs."""
     r = random.Random(10)
     seeds = [r.gauss(0.97, 0.005) for _ in range(10)]
-    a = [s + 0.003 + r.gauss(0, 0.001) for s in seeds]
+    a = [s + 0.008 + r.gauss(0, 0.001) for s in seeds]
     b = [s + r.gauss(0, 0.001) for s in seeds]
     assert compare(a, b, "accuracy").verdict == "better"
     assert compare(b, a, "accuracy").verdict == "worse"

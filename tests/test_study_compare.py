@@ -147,6 +147,21 @@ def test_time_and_cost_to_a_target(tmp_path: Path) -> None:
     assert values == [(10.0, 10.0), (6.0, 12.0)], "two ranks hold two cores"
 
 
+def test_runs_that_missed_the_target_count(tmp_path: Path) -> None:
+    """Twice as fast where it gets there, which is in two runs of five: not faster, and the table says how many got there."""
+    runs = []
+    for seed in range(5):
+        runs.append(finished(tmp_path, recipe(seed=seed), one(), 10 + seed / 100, 0.95))
+        runs.append(finished(tmp_path, recipe(seed=seed), two(), 5 + seed / 100, 0.95 if seed < 2 else 0.85))
+    metrics = ["seconds_to_target", "cost_to_target"]
+    document = compare.table(of_runs(runs), None, metrics, 0.9)
+    column = document["cells"][1]["metrics"]["seconds_to_target"]
+    assert (column["n"], column["missed"], column["median"]) == (5, 3, None)
+    assert column["against_baseline"]["n"] == 5
+    assert column["against_baseline"]["verdict"] == "not significant"
+    json.dumps(document, allow_nan=False)
+
+
 # ---------------------------------------------------------------- blocks
 
 DAY = 86_400.0

@@ -103,7 +103,10 @@ def _print_cells(document: dict[str, Any]) -> None:
 def _figure(column: dict[str, Any] | None, unit: str) -> str:
     from lockstep.report.units import span
 
-    return span(column["median"], column["low"], column["high"], unit) if column else "–"
+    if not column:
+        return "–"
+    missed = f" (reached in {column['n'] - column['missed']} of {column['n']})" if column["missed"] else ""
+    return span(column["median"], column["low"], column["high"], unit) + missed
 
 
 def _number(value: float | None, form: str) -> str:
@@ -131,7 +134,7 @@ def _print_against(document: dict[str, Any]) -> None:
                 ]
             )
     if rows:
-        console().print(f"Against '{document['baseline']}', pair by pair, with {document['level']:.0%} intervals:")
+        console().print(f"Against '{document['baseline']}', pair by pair; {document['family']}:", soft_wrap=True)
         print_table(["cell", "of", "pairs", "ratio or difference", "verdict"], rows, right=(2, 3))
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 
 from lockstep.explain.evidence import Evidence
 from lockstep.explain.finding import Finding
 from lockstep.explain.words import percent
-from lockstep.study.compare import versus
+from lockstep.study.compare import versus_all
 from lockstep.study.gather import Group, of_runs
 from lockstep.study.measures import common_target, value
 
@@ -46,7 +47,10 @@ def answer(evidence: Evidence) -> list[Finding]:
                 figures=figures,
             )
         ]
-    found = versus(best, mine, METRIC, target)
+    # The best of several is chosen by looking at all of them, so all of them are the family.
+    others_than_mine = [group for group in groups if group is not mine]
+    compared = versus_all([(group, mine) for group in others_than_mine], METRIC, target)
+    found = compared[others_than_mine.index(best)]
     time = timed[mine.name]
     saved = None if time is None else 1 - (timed[best.name] or 0.0) / time
     gain = "this run never reached it" if saved is None else f"{percent(saved)} less than this run's {time:.3g} s"
@@ -76,7 +80,7 @@ def _how(best: Group, evidence: Evidence) -> str:
 def _middle(group: Group, target: float | None) -> float | None:
     """The middle time to the target; None where a run of the group did not get there."""
     values = [value(each, METRIC, target) for each in group.done]
-    known = [each for each in values if each is not None]
+    known = [each for each in values if each is not None and math.isfinite(each)]
     return statistics.median(known) if known and len(known) == len(values) else None
 
 

@@ -27,7 +27,8 @@ def table(subject: Subject) -> Table | None:
         id="cells",
         title="Comparison",
         says=f"Middle of each cell's runs with its 95 % interval; below it the ratio or difference to '{document['baseline']}', pair by pair, with "
-        f"its {document['level']:.0%} interval. Grey: no difference that counts; '7 more' says how many more repeats would settle it.",
+        f"its interval: {document['family']}. Grey: no difference that counts. '7 to 40 more': so many more repeats would settle it, if the "
+        "machine stays as noisy: 7 if the difference is as large as it looks, 40 whatever it is.",
         columns=columns,
         rows=rows,
         right=list(range(1, len(labels) + 4)),
@@ -52,13 +53,15 @@ def _row(cell: Document, metrics: list[str], sources: list[Document]) -> list[Ce
 
 
 def _figure(metric: str, column: Document | None) -> Cell:
-    if not column or column["median"] is None:
+    if not column or not column["n"]:
         return Cell(text="–")
     against = column.get("against_baseline")
+    compared = [effect(metric, against), verdict(against)] if against else ["baseline"]
+    missed = f"reached in {column['n'] - column['missed']} of {column['n']} runs" if column["missed"] else ""
     return Cell(
         text=span(column["median"], column["low"], column["high"], METRICS[metric].unit),
         value=column["median"],
-        notes=[note for note in (effect(metric, against), verdict(against)) if note] if against else ["baseline"],
+        notes=[note for note in (missed, *compared) if note],
         faint=against is not None and against["verdict"] in ("not significant", "too few", "the same"),
     )
 
@@ -66,7 +69,8 @@ def _figure(metric: str, column: Document | None) -> Cell:
 def verdict(against: Document) -> str:
     """The verdict, and how many more repeats would settle what it could not."""
     if against["verdict"] == "not significant" and against["more"]:
-        return f"not significant, {against['more']} more"
+        few, most = against["more"]
+        return f"not significant, {most if few == most else f'{few} to {most}'} more"
     return "too few pairs" if against["verdict"] == "too few" else str(against["verdict"])
 
 

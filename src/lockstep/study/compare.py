@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -14,7 +15,7 @@ from lockstep.study.definition import Published, nearest
 from lockstep.study.folder import StudyFolder, overheads
 from lockstep.study.gather import Group
 from lockstep.study.measures import METRICS, USUAL, Sample, common_target, value
-from lockstep.study.statistics import COMPARE_LEVEL, WORDS, Comparison, Kind, compare, median_interval
+from lockstep.study.statistics import ALPHA, WORDS, Comparison, Kind, compare_family, median_interval
 
 Document = dict[str, Any]
 TOO_GOOD = 1.2
@@ -49,7 +50,8 @@ def table(groups: Sequence[Group], baseline: str | None, metrics: Sequence[str],
     """All figures of the comparison as one document."""
     base, remark = _baseline(groups, baseline)
     target = target if target is not None else common_target([group.done for group in groups])
-    cells = [_cell(group, base, metrics, target) for group in groups]
+    against = {metric: _against(groups, base, metric, target) for metric in metrics}
+    cells = [_cell(group, base, metrics, target, against) for group in groups]
     timed = [
         stability.Timed(group.name, each.spec.created, each.summary["train_seconds"])
         for group in groups
@@ -58,11 +60,12 @@ def table(groups: Sequence[Group], baseline: str | None, metrics: Sequence[str],
     notes = fairness.notes({group.name: group.done for group in groups})
     if remark:
         notes.insert(0, remark)
-    notes += [*_too_good(cells), *_by_chance(cells)]
+    notes += _too_good(cells)
     return {
         "baseline": base.name if base else None,
         "target_accuracy": target,
-        "level": COMPARE_LEVEL,
+        "level": 1 - ALPHA,
+        "family": _family(cells),
         "metrics": list(metrics),
         "cells": cells,
         "fairness": notes,
@@ -82,7 +85,20 @@ def _baseline(groups: Sequence[Group], wanted: str | None) -> tuple[Group | None
     return able[0], f"baseline '{asked}' has no finished run: cells are compared with '{able[0].name}' instead"
 
 
-def _cell(group: Group, base: Group | None, metrics: Sequence[str], target: float | None) -> Document:
+def _against(groups: Sequence[Group], base: Group | None, metric: str, target: float | None) -> dict[str, Comparison]:
+    """Every other cell against the baseline: the comparisons of one metric are a family."""
+    others = [group for group in groups if base is not None and group is not base and group.done]
+    found = versus_all([(group, base) for group in others if base], metric, target)
+    return {group.name: comparison for group, comparison in zip(others, found, strict=True)}
+
+
+def _cell(
+    group: Group,
+    base: Group | None,
+    metrics: Sequence[str],
+    target: float | None,
+    against: dict[str, dict[str, Comparison]],
+) -> Document:
     done = group.done
     result: Document = {
         "cell": group.name,
@@ -105,30 +121,33 @@ def _cell(group: Group, base: Group | None, metrics: Sequence[str], target: floa
         "recipe_differs_in": [] if ours else fairness.what_differs(done, base.done),
     }
     for metric in metrics:
-        result["metrics"][metric] = _column(metric, group, base, target)
+        result["metrics"][metric] = _column(metric, group, target, against[metric].get(group.name))
     # Ratios of seconds for the same work; where the work differs, of images per second.
-    against = None if ours else versus(group, base, "images_per_second", target)
-    speed = 1.0 if ours else against.effect if against else None
+    speed = 1.0 if ours else versus(group, base, "images_per_second", target).effect
     result["speed_up"] = speed
     result["efficiency"] = None if speed is None else speed * base.done[0].cores / first.cores
     return result
 
 
-def _column(metric: str, group: Group, base: Group, target: float | None) -> Document:
+def _column(metric: str, group: Group, target: float | None, against: Comparison | None) -> Document:
     kind = METRICS[metric].kind
-    values = [v for each in _counted(metric, group.done) if (v := _mean(metric, each, target)) is not None]
-    interval = median_interval(values, log=kind in ("time", "rate", "size"))
+    counted = [v for each in _counted(metric, group.done) if (v := _mean(metric, each, target)) is not None]
+    values = [v for v in counted if math.isfinite(v)]
+    missed = len(counted) - len(values)
+    # Runs that never got there took longer than all others: the middle counts them, an interval cannot.
+    interval = None if missed else median_interval(values, log=kind in ("time", "rate", "size"))
+    middle = statistics.median(counted) if counted else math.inf
     column: Document = {
-        "n": len(values),
-        "median": statistics.median(values) if values else None,
+        "n": len(counted),
+        "missed": missed,
+        "median": middle if math.isfinite(middle) else None,
         "low": interval.low if interval else None,
         "high": interval.high if interval else None,
         "spread": statistics.stdev(values) if len(values) > 1 else None,
         "how": interval.how if interval else None,
         "values": values,
     }
-    if group is not base:
-        against = versus(group, base, metric, target)
+    if against is not None:
         column["against_baseline"] = {**asdict(against), "text": verdict_text(against)}
     return column
 
@@ -149,7 +168,16 @@ def _mean(metric: str, samples: Sequence[Sample], target: float | None) -> float
 
 
 def versus(group: Group, base: Group, metric: str, target: float | None) -> Comparison:
-    """Pair by pair: runs of one block for times, runs of one seed for accuracies."""
+    """One comparison by itself."""
+    return versus_all([(group, base)], metric, target)[0]
+
+
+def versus_all(sides: Sequence[tuple[Group, Group]], metric: str, target: float | None) -> list[Comparison]:
+    """A family of comparisons, pair by pair: runs of one block for times, runs of one seed for accuracies."""
+    return compare_family([_pairs(group, base, metric, target) for group, base in sides], METRICS[metric].kind)
+
+
+def _pairs(group: Group, base: Group, metric: str, target: float | None) -> tuple[list[float], list[float]]:
     by_seed = METRICS[metric].kind in ("accuracy", "loss")
 
     def values(samples: Sequence[Sample]) -> dict[Any, float]:
@@ -161,17 +189,21 @@ def versus(group: Group, base: Group, metric: str, target: float | None) -> Comp
 
     ours, theirs = values(group.done), values(base.done)
     both = [key for key in ours if key in theirs]
-    return compare([ours[key] for key in both], [theirs[key] for key in both], METRICS[metric].kind)
+    return [ours[key] for key in both], [theirs[key] for key in both]
 
 
 def verdict_text(found: Comparison) -> str:
     """The verdict in words, with what would settle it."""
     if found.verdict == "too few":
         return "too few pairs" if found.n == 0 else "one pair: repeat it"
-    if found.verdict == "not significant":
-        more = f"{found.more} more repeats would settle it" if found.more else "1000 repeats would not settle it"
-        return f"not significant ({more})"
-    return found.verdict
+    if found.verdict != "not significant":
+        return found.verdict
+    if found.more is None:
+        return f"not significant ({found.n} pairs do not say how many more would settle it)"
+    few, most = found.more
+    if few == most:
+        return f"not significant (at most {most} more repeats would settle it)"
+    return f"not significant ({few} more repeats would settle it if it is as large as it looks, {most} whatever it is)"
 
 
 def _too_good(cells: Sequence[Document]) -> list[str]:
@@ -186,22 +218,25 @@ def _too_good(cells: Sequence[Document]) -> list[str]:
     ]
 
 
-def _by_chance(cells: Sequence[Document]) -> list[str]:
-    """How many of the verdicts would be there if nothing differed."""
-    made = sum("against_baseline" in column for cell in cells for column in cell["metrics"].values())
-    expected = made * (1 - COMPARE_LEVEL)
-    if expected < 0.95:
-        return []
-    return [f"{made} comparisons at {COMPARE_LEVEL:.0%} each: about {expected:.0f} would differ by chance alone"]
+def _family(cells: Sequence[Document]) -> str:
+    """What holds for the verdicts of one metric together."""
+    compared = sum(any("against_baseline" in column for column in cell["metrics"].values()) for cell in cells)
+    several = f" (Holm over {compared} comparisons)" if compared > 1 else ""
+    return f"if nothing differed, a metric would have a verdict in {ALPHA:.0%} of such studies at most{several}"
 
 
 def _published(found: Published, groups: Sequence[Group], target: float | None) -> Document:
     """What a report claims, beside what was measured here: the shape is compared, never seconds."""
     by_name = {group.name: group for group in groups}
+    able = [claim for claim in found.claims if by_name[claim.more].done and by_name[claim.less].done]
+    compared: dict[int, Comparison] = {}
+    for metric in {claim.metric for claim in able}:
+        family = [claim for claim in able if claim.metric == metric]
+        sides = [(by_name[claim.more], by_name[claim.less]) for claim in family]
+        compared |= {id(c): one for c, one in zip(family, versus_all(sides, metric, target), strict=True)}
     claims = []
     for claim in found.claims:
-        more, less = by_name[claim.more], by_name[claim.less]
-        against = versus(more, less, claim.metric, target) if more.done and less.done else None
+        against = compared.get(id(claim))
         claims.append(
             {
                 "text": claim.text,

@@ -3,6 +3,7 @@ metric is called, in which unit it is, which way is good, or how it comes about.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,7 +72,7 @@ class Metric:
     unit: str
     """How it is written: a unit of report/units.py."""
     of: Callable[[Sample, float | None], float | None]
-    """The value of one run, given the target accuracy; None where the run does not have it."""
+    """The value of one run, given the target accuracy; None where the run does not have it, infinity for a time that it never reached."""
     usual: bool = False
     """Shown where a study does not choose its metrics."""
 
@@ -107,11 +108,16 @@ def _core_seconds(found: Sample, target: float | None) -> float | None:
 
 
 def _seconds_to_target(found: Sample, target: float | None) -> float | None:
-    return seconds_to(found.epochs, target)
+    """Infinite where the run was tested and never got there: it took longer than any run that did."""
+    tested = any(epoch["test_accuracy"] is not None for epoch in found.epochs)
+    if target is None or not tested:
+        return None
+    reached = seconds_to(found.epochs, target)
+    return math.inf if reached is None else reached
 
 
 def _cost_to_target(found: Sample, target: float | None) -> float | None:
-    reached = seconds_to(found.epochs, target)
+    reached = _seconds_to_target(found, target)
     return None if reached is None else found.cores * reached
 
 

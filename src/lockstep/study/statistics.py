@@ -1,37 +1,36 @@
 """The statistics of a study: intervals that hold with three to ten repeats, and verdicts that say when nothing can be said.
 
-Cells are compared within a block (same seed, same few minutes), so what slows the machine slows both. Where nothing differs, the two
-runs of a block could as well be exchanged; so all 2^n exchanges give the exact chance of what was seen, whatever the noise looks like.
-What is counted is places in the common ranking, not seconds: one run that something disturbed must not outweigh the others. Up to
-six pairs this cannot reach the level asked for, and Student's t takes its place: wide there, and safe for symmetric noise with
-heavy tails. docs/studies.md has what this and the bootstrap came to in simulations.
+Cells are compared within a block (same seed, one run right after the other), so what slows the machine slows both. Where nothing differs, the
+two runs of a block could as well be exchanged: a paired permutation test over all 2^n exchanges gives the exact p-value, whatever the noise
+looks like. It adds up ranks, not seconds, so one disturbed run cannot outweigh the others. With few pairs no exchange is rare enough for
+the level asked for, and Student's t takes its place: wide there, and safe for symmetric noise with heavy tails.
+
+The comparisons of one metric are one family: Holm's procedure holds the chance of any false verdict among them at 5 %. What lies within
+the equivalence margin for certain is "the same", however small its interval. docs/studies.md has what this comes to in simulations.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-# A study makes many comparisons, so a difference counts only where its 98 % interval leaves out "none".
-COMPARE_LEVEL = 0.98
+ALPHA = 0.05
+"""How often a family of comparisons in which nothing differs may have a verdict."""
 CELL_LEVEL = 0.95
-# A difference that nobody would act on: 2 % of a time, half a point of accuracy.
+# The equivalence margin, a difference that nobody would act on: 2 % of a time, half a point of accuracy.
 SMALL_RATIO = 0.02
 SMALL_DIFFERENCE = 0.005
 MANY = 1000
-EXACT_FROM, EXACT_UP_TO = 7, 20
+EXACT_UP_TO = 20
 # Over how many neighbouring blocks the machine's speed is smoothed before runs are ranked together.
 DRIFT_WINDOW = 5
 HALVINGS = 22
-
-# Student's t for two-sided intervals, by degrees of freedom from 1.
-_T = {
-    0.95: (12.706, 4.303, 3.182, 2.776, 2.571, 2.447),
-    0.98: (31.821, 6.965, 4.541, 3.747, 3.365, 3.143),
-}
+# A time that was not reached is longer than any other. On the scale of logs this is beyond every time; ranks do not care how far.
+NEVER = 1000.0
 
 Verdict = Literal["faster", "slower", "better", "worse", "higher", "lower", "the same", "not significant", "too few"]
 Kind = Literal["time", "accuracy", "loss", "rate", "size"]
@@ -61,13 +60,17 @@ class Comparison:
 
     n: int
     effect: float | None
-    """Ratio or difference."""
+    """Ratio or difference; None where it is infinite, because most runs of one side never got there."""
     low: float | None
     high: float | None
     verdict: Verdict
-    more: int | None
-    """How many more repeats would settle it; None where it is settled, or where a thousand would not."""
+    more: tuple[int, int] | None
+    """How many more pairs would settle it: if the difference is as large as it looks, and whatever it is. None where it is settled, or
+    where that cannot be known."""
     how: str
+    p: float | None = None
+    level: float | None = None
+    """Of the interval: what Holm's procedure asks of this one, given the others of its family."""
 
     @property
     def settled(self) -> bool:
@@ -93,65 +96,122 @@ def _t_interval(values: Sequence[float], level: float, log: bool) -> Interval:
     log = log and min(values) > 0
     data = [math.log(value) for value in values] if log else list(values)
     middle = statistics.fmean(data)
-    half = _T[level][len(data) - 2] * statistics.stdev(data) / math.sqrt(len(data))
+    half = t_quantile(1 - level, len(data) - 1) * statistics.stdev(data) / math.sqrt(len(data))
     low, high = middle - half, middle + half
     return Interval(math.exp(low) if log else low, math.exp(high) if log else high, level, "t")
 
 
-def compare(cell: Sequence[float], baseline: Sequence[float], kind: Kind) -> Comparison:
-    """Pairs in the order of time. Times, rates and sizes are compared as ratios, accuracies and losses as differences."""
-    n = len(cell)
-    ratio = kind in ("time", "rate", "size") and min([*cell, *baseline], default=0.0) > 0
-    ours, theirs = ([math.log(v) if ratio else v for v in values] for values in (cell, baseline))
-    back: Callable[[float], float] = math.exp if ratio else float
-    if n == 0:
-        return Comparison(0, None, None, None, "too few", None, "no pair has both")
-    if n == 1:
-        return Comparison(
-            1, back(ours[0] - theirs[0]), None, None, "too few", 2, "one pair says nothing about the spread"
-        )
-    if n < EXACT_FROM:
-        middle, low, high, how = _by_t([a - b for a, b in zip(ours, theirs, strict=True)])
-    else:
+# ---------------------------------------------------------------- comparisons
+
+Values = Sequence[float]
+
+
+def compare(cell: Values, baseline: Values, kind: Kind) -> Comparison:
+    """One comparison by itself. Pairs are in the order of time; infinity stands for a time that was not reached."""
+    return compare_family([(cell, baseline)], kind)[0]
+
+
+def compare_family(pairs: Sequence[tuple[Values, Values]], kind: Kind, alpha: float = ALPHA) -> list[Comparison]:
+    """All comparisons of one metric. Holm: the smallest p-value has to beat alpha / m, the next one alpha / (m - 1), and so on until one fails."""
+    size = sum(len(cell) > 1 for cell, _ in pairs)
+    found = [_Pairs(cell, baseline, kind, alpha / max(1, size)) for cell, baseline in pairs]
+    p_values = [each.p() if each.n > 1 else 1.0 for each in found]
+    share, failed, compared = alpha, False, 0
+    results: dict[int, Comparison] = {}
+    for place in sorted(range(len(found)), key=lambda place: p_values[place]):
+        if found[place].n > 1:
+            share = share if failed else alpha / (size - compared)
+            failed = failed or p_values[place] > share
+            compared += 1
+        results[place] = _comparison(found[place], p_values[place], share, kind)
+    return [results[place] for place in range(len(found))]
+
+
+class _Pairs:
+    """Two sides that were measured pair by pair, and the test that fits them: exact where enough pairs make a rare exchange possible."""
+
+    def __init__(self, cell: Values, baseline: Values, kind: Kind, strictest: float) -> None:
+        self.n = len(cell)
+        scaled = kind in ("time", "rate", "size")
+        self.ratio = scaled and min([*cell, *baseline], default=0.0) > 0
+        self.small = math.log1p(SMALL_RATIO) if self.ratio else SMALL_DIFFERENCE
+        ours, theirs = ([math.log(v) if self.ratio else v for v in values] for values in (cell, baseline))
         # Machines drift, so times are compared over blocks near each other. What a seed does to an accuracy it does to both of
         # its pair and to no neighbour: there each pair has a level of its own, which makes this a signed-rank test.
-        middle, low, high, how = _by_exchange(ours, theirs, DRIFT_WINDOW if kind in ("time", "rate", "size") else 1)
-    small = math.log1p(SMALL_RATIO) if ratio else SMALL_DIFFERENCE
-    verdict, more = _verdict(low, high, small, kind), None
-    if verdict == "not significant":
-        more = more_repeats(n, middle, (high - low) / 2, small)
-    return Comparison(n, back(middle), back(low), back(high), verdict, more, how)
+        window = DRIFT_WINDOW if scaled else 1
+        self.censored = any(math.isinf(value) for value in (*ours, *theirs))
+        if self.censored:
+            ours, theirs = [_gap(a, b) for a, b in zip(ours, theirs, strict=True)], [0.0] * self.n
+            window = 1
+        self.exact = self.censored or 0.5 ** (self.n - 1) <= strictest
+        self.differences = [a - b for a, b in zip(ours, theirs, strict=True)]
+        levels = _running_median([(a + b) / 2 for a, b in zip(ours, theirs, strict=True)], window)
+        self.ours = [value - level for value, level in zip(ours, levels, strict=True)]
+        self.theirs = [value - level for value, level in zip(theirs, levels, strict=True)]
+
+    def p(self) -> float:
+        """How often as large a difference would be there if nothing differed."""
+        if self.exact:
+            return permutation_p(rank_differences(self.ours, self.theirs, 0.0))
+        spread = statistics.stdev(self.differences)
+        if spread == 0:
+            # Values on a grid (an accuracy over few samples) can agree by chance; t would be certain of it.
+            return 0.5 ** (self.n - 1) if self.differences[0] else 1.0
+        return t_p(statistics.fmean(self.differences) / spread * math.sqrt(self.n), self.n - 1)
+
+    def interval(self, alpha: float) -> tuple[float, float, float, str]:
+        """The shift that makes both sides alike, the range of shifts that the test does not rule out, and which test it was."""
+        if self.exact:
+            return self._by_permutation(alpha)
+        middle, spread = statistics.fmean(self.differences), statistics.stdev(self.differences)
+        if spread == 0:
+            return middle, min(0.0, middle), max(0.0, middle), "equal steps"
+        half = t_quantile(alpha, self.n - 1) * spread / math.sqrt(self.n)
+        return middle, middle - half, middle + half, "t"
+
+    def _by_permutation(self, alpha: float) -> tuple[float, float, float, str]:
+        a, b = self.ours, self.theirs
+        reach = max(*a, *b) - min(*a, *b)
+        middle = _edge(-reach, reach, lambda shift: sum(rank_differences(a, b, shift)) > 0)
+        far = 2 * reach + 1e-12
+        low = _edge(middle - far, middle, lambda shift: permutation_p(rank_differences(a, b, shift)) <= alpha)
+        high = _edge(middle, middle + far, lambda shift: permutation_p(rank_differences(a, b, shift)) > alpha)
+        return middle, low, high, "exact" if self.n <= EXACT_UP_TO else "normal"
+
+
+def _gap(ours: float, theirs: float) -> float:
+    """The difference of two logs, either of which may be infinite."""
+    if math.isinf(ours) and math.isinf(theirs):
+        return 0.0
+    return NEVER if math.isinf(ours) else -NEVER if math.isinf(theirs) else ours - theirs
+
+
+def _comparison(pairs: _Pairs, p: float, alpha: float, kind: Kind) -> Comparison:
+    back: Callable[[float], float] = math.exp if pairs.ratio else float
+    if pairs.n == 0:
+        return Comparison(0, None, None, None, "too few", None, "no pair has both")
+    if pairs.n == 1:
+        only = None if pairs.censored else back(pairs.differences[0])
+        return Comparison(1, only, None, None, "too few", None, "one pair says nothing about the spread")
+    middle, low, high, how = pairs.interval(alpha)
+    verdict = _verdict(low, high, pairs.small, kind)
+    more = None
+    if verdict == "not significant" and not pairs.censored:
+        more = more_pairs(pairs.n, middle, (high - low) / 2, pairs.small, alpha)
+    effect, low_end, high_end = (None if abs(end) > NEVER / 10 else back(end) for end in (middle, low, high))
+    return Comparison(pairs.n, effect, low_end, high_end, verdict, more, how, p, 1 - alpha)
 
 
 def _verdict(low: float, high: float, small: float, kind: Kind) -> Verdict:
     larger, smaller = WORDS[kind]
+    if max(-low, high) <= small:
+        return "the same"
     if low > 0:
         return larger
-    if high < 0:
-        return smaller
-    return "the same" if max(-low, high) <= small else "not significant"
+    return smaller if high < 0 else "not significant"
 
 
-def _by_t(differences: Sequence[float]) -> tuple[float, float, float, str]:
-    n, middle, spread = len(differences), statistics.fmean(differences), statistics.stdev(differences)
-    if spread == 0:
-        # Values on a grid (an accuracy over few samples) can agree by chance; t would be certain of it.
-        return middle, min(0.0, middle), max(0.0, middle), "equal steps"
-    half = _T[COMPARE_LEVEL][n - 2] * spread / math.sqrt(n)
-    return middle, middle - half, middle + half, "t"
-
-
-def _by_exchange(ours: Sequence[float], theirs: Sequence[float], window: int) -> tuple[float, float, float, str]:
-    """The shift that makes both alike, and the range of shifts that the exact test at the level does not rule out."""
-    levels = _running_median([(a + b) / 2 for a, b in zip(ours, theirs, strict=True)], window)
-    a = [value - level for value, level in zip(ours, levels, strict=True)]
-    b = [value - level for value, level in zip(theirs, levels, strict=True)]
-    reach = max(*a, *b) - min(*a, *b)
-    middle = _edge(-reach, reach, lambda shift: sum(_places(a, b, shift)) > 0)
-    far = 2 * reach + 1e-12
-    low = _edge(middle - far, middle, lambda shift: chance(_places(a, b, shift)) <= 1 - COMPARE_LEVEL)
-    high = _edge(middle, middle + far, lambda shift: chance(_places(a, b, shift)) > 1 - COMPARE_LEVEL)
-    return middle, low, high, "exact" if len(ours) <= EXACT_UP_TO else "normal"
+# ---------------------------------------------------------------- the permutation test
 
 
 def _edge(low: float, high: float, holds: Callable[[float], bool]) -> float:
@@ -170,22 +230,22 @@ def _running_median(values: Sequence[float], window: int) -> list[float]:
     return [statistics.median(values[max(0, i - half) : i + half + 1]) for i in range(len(values))]
 
 
-def _places(a: Sequence[float], b: Sequence[float], shift: float) -> list[int]:
-    """How many places of the common ranking lie between the two of each pair (twice: equal values share a place)."""
+def rank_differences(a: Sequence[float], b: Sequence[float], shift: float) -> list[int]:
+    """Of each pair, the difference of its ranks in the common ranking (doubled, because equal values share a rank)."""
     moved = [value - shift for value in a]
     ranked = sorted([*moved, *b])
-    place: dict[float, int] = {}
+    first: dict[float, int] = {}
     for position, value in enumerate(ranked):
-        place.setdefault(value, position)
+        first.setdefault(value, position)
     last = {value: position for position, value in enumerate(ranked)}
-    return [place[x] + last[x] - place[y] - last[y] for x, y in zip(moved, b, strict=True)]
+    return [first[x] + last[x] - first[y] - last[y] for x, y in zip(moved, b, strict=True)]
 
 
-def chance(places: Sequence[int]) -> float:
+def permutation_p(ranks: Sequence[int]) -> float:
     """How often the exchange of pairs by coin would make a sum at least as far from zero as this one."""
-    seen = abs(sum(places))
-    sizes = [abs(place) for place in places]
-    if len(places) > EXACT_UP_TO:
+    seen = abs(sum(ranks))
+    sizes = [abs(rank) for rank in ranks]
+    if len(ranks) > EXACT_UP_TO:
         deviation = math.sqrt(sum(size * size for size in sizes))
         return 1.0 if deviation == 0 else 2 - 2 * statistics.NormalDist().cdf(seen / deviation)
     # ways[t]: of the 2^n choices of pairs, how many have sizes that add up to t; the signed sum is then 2 t - whole.
@@ -195,22 +255,73 @@ def chance(places: Sequence[int]) -> float:
         for total in range(whole, size - 1, -1):
             ways[total] += ways[total - size] if size else ways[total]
     far = sum(ways[: (whole - seen) // 2 + 1])
-    return min(1.0, far / 2.0 ** (len(places) - 1))
+    return min(1.0, far / 2.0 ** (len(ranks) - 1))
 
 
-def more_repeats(n: int, middle: float, half: float, small: float) -> int | None:
-    """How many more pairs until the interval leaves out zero or lies within what is small, if all stays as it is."""
-    spread = half * math.sqrt(n) / _factor(n)
-    # Half an interval is itself uncertain: aim a quarter below what would just do.
-    goal = max(abs(middle), small - abs(middle)) * 0.75
-    for wanted in range(n + 1, MANY + 1):
-        if _factor(wanted) * spread / math.sqrt(wanted) <= goal:
-            return wanted - n
-    return None
+# ---------------------------------------------------------------- Student's t
 
 
-def _factor(n: int) -> float:
-    """Half an interval in standard errors; above the table the normal one, a little widened."""
-    table = _T[COMPARE_LEVEL]
-    normal = statistics.NormalDist().inv_cdf((1 + COMPARE_LEVEL) / 2)
-    return table[n - 2] if n - 2 < len(table) else normal * n / (n - 2)
+def t_p(t: float, degrees: int) -> float:
+    """The two-sided p-value of Student's t with a whole number of degrees of freedom: a finite series in cos(angle)."""
+    angle = math.atan(abs(t) / math.sqrt(degrees))
+    cosine, sine = math.cos(angle), math.sin(angle)
+    term, total = (cosine, 0.0) if degrees % 2 else (1.0, 0.0)
+    for k in range(degrees // 2):
+        if k:
+            term *= cosine * cosine * (2 * k / (2 * k + 1) if degrees % 2 else (2 * k - 1) / (2 * k))
+        total += term
+    inside = 2 / math.pi * (angle + sine * total) if degrees % 2 else sine * total
+    return max(0.0, 1 - inside)
+
+
+def t_quantile(p: float, degrees: int) -> float:
+    """The t whose two-sided p-value this is."""
+    high = 1.0
+    while t_p(high, degrees) > p:
+        high *= 2
+    low = 0.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_p(middle, degrees) > p else (low, middle)
+    return high
+
+
+# ---------------------------------------------------------------- how many more
+
+
+def more_pairs(n: int, middle: float, half: float, small: float, alpha: float) -> tuple[int, int] | None:
+    """How many more pairs would settle it, if the machine stays as noisy as it was: if the difference is as large as it looks, and whatever it is.
+
+    Half an interval below half the margin settles every case: a difference is then either seen or within the margin. Few pairs say
+    little about the noise, so it is taken at the upper quartile of what it may be; where that asks for more than a thousand, no number is
+    honest.
+    """
+    if n < 3:
+        return None
+    spread = half * math.sqrt(n) / t_quantile(alpha, n - 1) * _spread_may_be(n)
+    whatever = _pairs_for(small / 2, spread, alpha)
+    if whatever is None:
+        return None
+    # As large as it looks, less a quarter: half the time it is smaller than it looks.
+    seen = _pairs_for(0.75 * max(abs(middle), small - abs(middle)), spread, alpha) or whatever
+    return max(1, min(seen, whatever) - n), max(1, whatever - n)
+
+
+def _pairs_for(goal: float, spread: float, alpha: float) -> int | None:
+    """From how many pairs on half an interval is this small."""
+    normal = statistics.NormalDist().inv_cdf(1 - alpha / 2)
+
+    def enough(pairs: int) -> bool:
+        # Above a handful Student's t is the normal quantile, a little widened.
+        quantile = t_quantile(alpha, pairs - 1) if pairs < 8 else normal * pairs / (pairs - 2)
+        return quantile * spread / math.sqrt(pairs) <= goal
+
+    found = bisect.bisect_left(range(MANY + 1), True, lo=3, key=enough)
+    return found if found <= MANY else None
+
+
+def _spread_may_be(n: int) -> float:
+    """By what factor the true spread may exceed that of n values, with 75 % confidence (chi-square by Wilson and Hilferty)."""
+    degrees = n - 1
+    part = 2 / (9 * degrees)
+    return float((1 - part - 0.6745 * math.sqrt(part)) ** -1.5)
