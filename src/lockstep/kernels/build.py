@@ -54,13 +54,17 @@ TARGETS = {
 }
 
 
+def able() -> list[str]:
+    """The targets that this processor can run, the best first. The only place in this room that asks what the processor has."""
+    return [name for name, target in TARGETS.items() if cpu_flags() >= set(target.needs) and name != "double"]
+
+
 def best_target() -> str:
     """The best that this processor can run, or what LOCKSTEP_KERNELS_ISA names."""
-    able = [name for name, target in TARGETS.items() if cpu_flags() >= set(target.needs) and name != "double"]
     asked = os.environ.get("LOCKSTEP_KERNELS_ISA")
-    if asked and asked not in able:
-        raise CannotBuild(f"LOCKSTEP_KERNELS_ISA={asked} cannot run here: choose one of {', '.join(able)}")
-    return asked or able[0]
+    if asked and asked not in able():
+        raise CannotBuild(f"LOCKSTEP_KERNELS_ISA={asked} cannot run here: choose one of {', '.join(able())}")
+    return asked or able()[0]
 
 
 class CannotBuild(Exception):

@@ -41,18 +41,17 @@ class Native:
         self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, pool: bool, winograd: bool, keep: bool
     ) -> tuple[Tensor, Tensor | None] | None:
         """Result and code (what the way back of a pool needs); None where the numbers are too large, or not numbers."""
-        x, last = _in_order(x)
-        if weight.dtype is torch.bfloat16:
-            weight, bias = weight.float(), None if bias is None else bias.float()
-        numbers, size = _numbers(x.shape, weight.shape, weight.stride(), x.dtype, padding, pool, winograd, last)
-        layout = torch.channels_last if last else torch.contiguous_format
-        y = torch.empty(size, dtype=x.dtype, memory_format=layout)
-        code = torch.empty(size, dtype=torch.uint8, memory_format=layout) if pool and keep else None
+        _must_agree(x, weight, bias)
+        x, last = _images(x)
+        weight = _weights(weight)
+        values, size = _values(x.shape, weight.shape, weight.stride(), x.dtype, padding, pool, winograd, last)
+        y = torch.empty(size, dtype=x.dtype, memory_format=_ORDER[last])
+        code = torch.empty(size, dtype=torch.uint8, memory_format=_ORDER[last]) if pool and keep else None
         if size[0] == 0:
             return y, code
-        bias = None if bias is None else bias.contiguous()
+        bias = None if bias is None else _in_memory(bias.to(weight.dtype))
         answer = self._forward(
-            numbers,
+            values,
             x.data_ptr(),
             weight.data_ptr(),
             None if bias is None else bias.data_ptr(),
@@ -73,17 +72,21 @@ class Native:
         wants_x: bool,
     ) -> tuple[Tensor | None, Tensor, Tensor] | None:
         """The gradients of x (if it is wanted), weight and bias; `kept` is y, or with a pool its code."""
-        x, last = _in_order(x)
-        layout = torch.channels_last if last else torch.contiguous_format
-        grad, kept = grad.contiguous(memory_format=layout), kept.contiguous(memory_format=layout)
-        weights = weight.float() if weight.dtype is torch.bfloat16 else weight
-        numbers, size = _numbers(x.shape, weights.shape, weights.stride(), x.dtype, padding, pool, winograd, last)
-        grad_x = torch.empty_like(x) if wants_x else None
-        grad_weight, grad_bias = torch.empty_like(weights), torch.empty(size[1], dtype=weights.dtype)
+        _must_agree(x, weight, None)
+        x, last = _images(x)
+        weights = _weights(weight)
+        values, size = _values(x.shape, weights.shape, weights.stride(), x.dtype, padding, pool, winograd, last)
+        _must_be(grad, "gradient", size, x.dtype)
+        _must_be(kept, "kept", size, torch.uint8 if pool else x.dtype)
+        grad, kept = _in_memory(grad, _ORDER[last]), _in_memory(kept, _ORDER[last])
+        grad_x = torch.empty(x.shape, dtype=x.dtype, memory_format=_ORDER[last]) if wants_x else None
+        # It lies as `weights` does, whose strides the compiled code was told: stated here, not left to `empty_like` to repeat.
+        grad_weight = torch.empty_strided(weights.shape, weights.stride(), dtype=weights.dtype)
+        grad_bias = torch.empty(size[1], dtype=weights.dtype)
         if size[0] == 0:
             return grad_x, grad_weight.zero_().to(weight.dtype), grad_bias.zero_().to(weight.dtype)
         answer = self._backward(
-            numbers,
+            values,
             grad.data_ptr(),
             kept.data_ptr(),
             x.data_ptr(),
@@ -94,23 +97,52 @@ class Native:
         )
         if not _done(answer):
             return None
-        if weights is not weight:
-            grad_weight, grad_bias = grad_weight.to(weight.dtype), grad_bias.to(weight.dtype)
-        return grad_x, grad_weight, grad_bias
+        return grad_x, grad_weight.to(weight.dtype), grad_bias.to(weight.dtype)
+
+
+# What the compiled code is given passes through the functions below, and only through them: it reads and writes by pointers, and
+# believes what it is told of sizes, types and strides.
+
+_ORDER = {False: torch.contiguous_format, True: torch.channels_last}
+
+
+def _in_memory(tensor: Tensor, order: torch.memory_format = torch.contiguous_format) -> Tensor:
+    """The tensor's own memory if it lies there in this order without gaps or overlaps, and with the signs that it has; else a copy."""
+    # A view such as `z.conj().imag` has its numbers in memory with the other sign, and a mark that says so.
+    return (tensor.resolve_neg() if tensor.is_neg() else tensor).contiguous(memory_format=order)
+
+
+def _images(x: Tensor) -> tuple[Tensor, bool]:
+    """The images in one of two orders, and whether it is channels-last."""
+    last = last_order(x)
+    return _in_memory(x, _ORDER[last]), last
+
+
+def _weights(weight: Tensor) -> Tensor:
+    """The weights in either order, in the type that the kernels compute in."""
+    return _in_memory(weight.float() if weight.dtype is torch.bfloat16 else weight, _ORDER[last_order(weight)])
+
+
+def _must_agree(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """What the shapes alone do not say; those are looked at in `check`."""
+    _must_be(weight, "weight", weight.shape, x.dtype)
+    if bias is not None:
+        _must_be(bias, "bias", weight.shape[:1], x.dtype)
+    if not x.is_cpu or x.layout is not torch.strided:
+        raise RuntimeError(
+            f"conv_relu: the input is a {x.layout} tensor on {x.device}, and should be a dense one on the CPU"
+        )
+
+
+def _must_be(tensor: Tensor, name: str, size: tuple[int, ...], dtype: torch.dtype) -> None:
+    if tensor.shape != size or tensor.dtype is not dtype or not tensor.is_cpu or tensor.layout is not torch.strided:
+        found = f"{tuple(tensor.shape)} of {tensor.dtype} on {tensor.device}"
+        raise RuntimeError(f"conv_relu: {name} is {found}, and should be {tuple(size)} of {dtype} on the CPU")
 
 
 def last_order(x: Tensor) -> bool:
     """Whether an image tensor counts as channels-last; one that is both, or neither, does not."""
     return not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
-
-
-def _in_order(x: Tensor) -> tuple[Tensor, bool]:
-    """The image tensor without gaps, and whether it is channels-last."""
-    if x.is_contiguous():
-        return x, False
-    if x.is_contiguous(memory_format=torch.channels_last):
-        return x, True
-    return x.contiguous(), False
 
 
 def _done(answer: int) -> bool:
@@ -120,7 +152,7 @@ def _done(answer: int) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _numbers(
+def _values(
     x: torch.Size,
     weight: torch.Size,
     strides: tuple[int, ...],
@@ -146,6 +178,8 @@ def check(x: torch.Size, weight: torch.Size, padding: int, pool: bool, winograd:
     """The module never asks for anything else; others get words instead of a crash."""
     if len(x) != 4 or len(weight) != 4 or x[1] != weight[1] or weight[2] != weight[3]:
         raise RuntimeError(f"conv_relu: input {tuple(x)} and weight {tuple(weight)} do not go together")
+    if 0 in x[1:] or 0 in weight:
+        raise RuntimeError(f"conv_relu: input {tuple(x)} or weight {tuple(weight)} is empty")
     kernel, least = weight[2], 2 if pool else 1
     if min(x[2:]) + 2 * padding - kernel + 1 < least or not 0 <= padding < kernel:
         raise RuntimeError(

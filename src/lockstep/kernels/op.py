@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from lockstep.kernels import dispatch, native
@@ -37,9 +38,12 @@ def fused(
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    result: Tensor = ConvRelu.apply(  # type: ignore[no-untyped-call]
-        x, weight, bias, padding, pool, int(forward), int(forward if backward is None else backward)
-    )
+    ways = int(forward), int(forward if backward is None else backward)
+    learns = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    if not (learns and torch.is_grad_enabled()):  # asked here: inside of the function below gradients are always off
+        inferred: Tensor = _operator("forward", x)(x, weight, bias, padding, pool, ways[0], False)[0]
+        return inferred
+    result: Tensor = ConvRelu.apply(x, weight, bias, padding, pool, *ways)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -67,11 +71,8 @@ class ConvRelu(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, pool: bool, way: int, way_back: int
     ) -> Tensor:
-        wanted = ctx.needs_input_grad
-        keep = wanted[1] or wanted[0] or wanted[2]
-        # On the CPU without PyTorch's dispatcher, which costs more than a small layer; through it where a compiler looks on.
-        forward = _forward if x.is_cpu and not torch.compiler.is_compiling() else torch.ops.lockstep.conv_relu_forward
-        y, code = forward(x, weight, bias, padding, pool, way, keep)
+        y: Tensor
+        y, code = _operator("forward", x)(x, weight, bias, padding, pool, way, True)
         ctx.save_for_backward(x, weight, code if pool else y)
         ctx.settings = padding, pool, way_back
         return y
@@ -82,11 +83,8 @@ class ConvRelu(torch.autograd.Function):
             raise RuntimeError("FusedConvReLU has no second derivative: use torch.nn.Conv2d and torch.nn.ReLU")
         x, weight, kept = ctx.saved_tensors
         wanted = ctx.needs_input_grad
-        backward = (
-            _backward if x.is_cpu and not torch.compiler.is_compiling() else torch.ops.lockstep.conv_relu_backward
-        )
         padding, pool, way = ctx.settings
-        grad_x, grad_weight, grad_bias = backward(grad, x, weight, kept, padding, pool, way, wanted[0])
+        grad_x, grad_weight, grad_bias = _operator("backward", x)(grad, x, weight, kept, padding, pool, way, wanted[0])
         return (
             grad_x if wanted[0] else None,
             grad_weight if wanted[1] else None,
@@ -95,19 +93,25 @@ class ConvRelu(torch.autograd.Function):
         )
 
 
+def _operator(name: str, x: Tensor) -> Callable[..., Any]:
+    """On the CPU without PyTorch's dispatcher, which costs more than a small layer; through it where a compiler looks on."""
+    if x.is_cpu and not torch.compiler.is_compiling():
+        return _forward if name == "forward" else _backward
+    operator: Callable[..., Any] = getattr(torch.ops.lockstep, f"conv_relu_{name}")
+    return operator
+
+
 def _forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, pool: bool, way: int, keep: bool
 ) -> tuple[Tensor, Tensor | None]:
     kernels = native.load(x.dtype is torch.float64)
     if way != Way.TORCH and kernels is not None:
-        if x.dtype is not weight.dtype or (bias is not None and bias.dtype is not weight.dtype):
-            raise RuntimeError(f"conv_relu: input ({x.dtype}), weight ({weight.dtype}) and bias should be of one type")
         found = kernels.forward(x, weight, bias, padding, pool, way == Way.WINOGRAD, keep)
         if found is not None:
             return found
     output = functional.conv2d(x, weight, bias, padding=padding)
-    if not pool:
-        return output.relu_(), None
+    if not (pool and keep):
+        return (functional.max_pool2d(output, 2) if pool else output).relu_(), None
     y, index = functional.max_pool2d_with_indices(output, (2, 2))
     row, column = index // output.shape[3], index % output.shape[3]
     code = (row % 2 * 2 + column % 2).to(torch.uint8).masked_fill_(y <= 0, CUT_OFF)
@@ -141,6 +145,8 @@ def _ways(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, pool: bo
     dtype = weight.dtype
     if not (x.is_cpu and weight.is_cpu and x.dim() == 4 and x.shape[1] == weight.shape[1]):
         return dispatch.NEITHER  # another device; or wrong input, of which PyTorch's operator says what is wrong
+    if bias is not None and not (bias.is_cpu and bias.shape == weight.shape[:1]):
+        return dispatch.NEITHER
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
     elif x.dtype != dtype or (bias is not None and bias.dtype != dtype):
@@ -151,10 +157,15 @@ def _ways(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, pool: bo
     )
     if torch.compiler.is_compiling():  # shapes may be symbols here, which the table does not know
         return dispatch.rule(layer)
-    kernels = native.load() if type(x) is Tensor else None
-    if kernels is None:
+    kernels = native.load() if _ordinary(x) and _ordinary(weight) else None
+    if kernels is None or x.numel() == 0:
         return dispatch.NEITHER
     return dispatch.choose(layer, torch.get_num_threads(), x.requires_grad, kernels.isa)
+
+
+def _ordinary(tensor: Tensor) -> bool:
+    """Whether there is memory behind it that holds its numbers: not so where a subclass or another layout stands for them."""
+    return type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
 
 
 def _fake_forward(
@@ -174,7 +185,9 @@ def _fake_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     layout = torch.channels_last if native.last_order(x) else torch.contiguous_format
     grad_x = torch.empty_like(x, memory_format=layout) if wants_x else x.new_empty(0)
-    return grad_x, torch.empty_like(weight), weight.new_empty(weight.shape[0])
+    dense = weight.is_contiguous() or weight.is_contiguous(memory_format=torch.channels_last)
+    grad_weight = weight.new_empty_strided(weight.shape, weight.stride()) if dense else weight.new_empty(weight.shape)
+    return grad_x, grad_weight, weight.new_empty(weight.shape[0])
 
 
 def _forward_operator(*words: Any) -> tuple[Tensor, Tensor]:
