@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
@@ -134,6 +135,56 @@ def interrupted(rank: int, ranks: int, **arguments: Any) -> dict[str, Any]:
     return train(rank, ranks, batches=BATCHES[4:], start=first, **arguments)
 
 
+def in_own_group(rank: int, ranks: int, hook: str) -> list[Tensors]:
+    """Gradients of three steps of each rank's own samples, by a DDP whose group is this rank alone; and the same without DDP."""
+    groups = [dist.new_group([member]) for member in range(ranks)]  # all ranks take part in the making of every group
+    knobs = {"hook": hook, "powersgd_rank": 64}
+    model, bare = build_model(), build_model()
+    made = strategies.IN_A_GROUP["ddp"](model, placement(ranks, "ddp", 1, knobs), torch.device("cpu"), groups[rank])
+    found: list[Tensors] = []
+    for step in range(3):
+        images, labels = samples(100 * rank + step, 12)
+        for one in (made.model, bare):
+            one.zero_grad()
+            backward(one, images, labels, 1 / 12)
+        found.append([p.grad.clone() for one in (model, bare) for p in one.parameters() if p.grad is not None])
+    return found
+
+
+class Branches(nn.Module):
+    """Two heads, of which a step uses one or both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(3)
+            self.body, self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor, both: bool) -> torch.Tensor:
+        y = torch.tanh(self.body(x))
+        result: torch.Tensor = self.first(y) + (self.second(y) if both else 0)
+        return result
+
+
+def unused_parameters(rank: int, ranks: int, find: bool, own: bool) -> Any:
+    """Three steps in which only rank 0 uses the second head (`own`), or nobody does. The gradients, or what the error says."""
+    model = Branches()
+    made = strategies.build(
+        "ddp", model, placement(ranks, "ddp", 1, {"find_unused_parameters": find}), torch.device("cpu")
+    )
+    found = []
+    for step in range(3):
+        images = torch.randn(4 * ranks, 4, generator=torch.Generator().manual_seed(step))[4 * rank : 4 * rank + 4]
+        try:
+            scores = made.model(images, own and rank == 0)
+        except ValueError as error:
+            return str(error)
+        model.zero_grad()
+        (scores.square().sum() * made.gradient_scale).backward()
+        found.append([None if p.grad is None else p.grad.clone() for p in model.parameters()])
+    return found
+
+
 def fsdp_parts(rank: int, ranks: int, settings: dict[str, Any]) -> dict[str, Any]:
     """What a rank keeps, what it puts together, and an evaluation in which ranks do not wait for each other."""
     model = build_model()
@@ -176,13 +227,28 @@ def count_messages(rank: int, ranks: int, strategy: str, passes: int, **more: An
     return counts
 
 
+def build_thin(channels_last: bool) -> nn.Module:
+    """Convolutions of one channel and of one tap, whose weights lie in memory in both orders at once, or in neither."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 3, 1), nn.Conv2d(3, 1, 3), nn.Linear(9, 5))
+    order = torch.channels_last if channels_last else torch.contiguous_format
+    return model.to(memory_format=order)  # type: ignore[call-overload, no-any-return]
+
+
 def zero_and_whole(
-    rank: int, ranks: int, settings: dict[str, Any], start: Any = None, change_lr: bool = True
+    rank: int,
+    ranks: int,
+    settings: dict[str, Any],
+    start: Any = None,
+    change_lr: bool = True,
+    thin: bool = False,
+    channels_last: bool = True,
 ) -> dict[str, Any]:
     """Five steps by the divided optimizer and by the undivided one, from the same state, with the same gradients."""
     result: dict[str, Any] = {}
     for kind in ("zero", "whole"):
-        model = build_model()
+        model = build_thin(channels_last) if thin else build_model()
         parameters = list(model.parameters())
 
         def make(part: list[nn.Parameter]) -> Any:
@@ -196,6 +262,8 @@ def zero_and_whole(
                 optimizer.lr = 0.007
             give_gradients(parameters, step)
             optimizer.step()
+            if kind == "zero":
+                optimizer.exchange()
         state = optimizer.state()
         result[kind] = {
             "weights": [p.detach().contiguous() for p in parameters],

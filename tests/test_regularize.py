@@ -239,14 +239,14 @@ from lockstep.models import layers
 model = nn.Sequential(layers.BatchNorm2d(2, synchronised=False), nn.BatchNorm2d(3), layers.BatchNorm2d(2, synchronised=True))
 with torch.no_grad():
     for layer in model:
-        layer.running_mean.fill_(rank + 1); layer.running_var.fill_(10 * (rank + 1))
+        layer.running_mean.fill_(rank + 1); layer.running_var.fill_(10 * (rank + 1)); layer.num_batches_tracked.fill_(5 - rank)
 layers.settle(model)
 layers.settle(nn.Linear(2, 2))
-result = [(layer.running_mean.tolist(), layer.running_var.tolist()) for layer in model]
+result = [(layer.running_mean.tolist(), layer.running_var.tolist(), int(layer.num_batches_tracked)) for layer in model]
 """)
     for rank, (ours, theirs, synchronised) in enumerate(answers):
-        assert ours == ([2.0] * 2, [20.0] * 2)
-        assert theirs == ([2.0] * 3, [20.0] * 3)
+        assert ours == ([2.0] * 2, [20.0] * 2, 5)
+        assert theirs == ([2.0] * 3, [20.0] * 3, 5)
         assert synchronised[0] == [rank + 1.0] * 2, "theirs are equal by themselves; nothing is sent for them"
 
 

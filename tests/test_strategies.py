@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,12 +16,16 @@ from torch.nn import functional
 
 import strategy_rank as reference
 from lockstep import models
+from lockstep.cli.run import remarks
 from lockstep.data import open_data
 from lockstep.data.batches import sample_order
 from lockstep.errors import InputError
+from lockstep.measure.clock import EXCHANGE, OPTIMIZER
 from lockstep.parallel import dp, strategies, zero
-from lockstep.placement import STRATEGIES, Placement, changes_mathematics
+from lockstep.placement import STRATEGIES, Placement, changes_mathematics, unknown_mathematics
+from lockstep.recipe import Recipe
 from lockstep.settings import load
+from lockstep.training.step import Stepper
 from lockstep.verify import GRADIENT_TOLERANCE
 from shm_rank import Session
 from support import SHORT, Cli
@@ -124,6 +129,39 @@ def test_compressing_hooks_round_and_nothing_else(ranks: Session, hook: str, tol
     found = together(run(ranks, "train", settings=SGD, strategy="ddp", ddp={"hook": hook}))
     exact = reference.alone(TORCH["sgd"])
     assert 1e-5 < distance(found["gradients"][0], exact["gradients"][0]) < tolerance
+
+
+@pytest.mark.parametrize(("hook", "tolerance"), [("fp16", 2e-3), ("bf16", 1.6e-2), ("powersgd", 1e-6)])
+def test_a_hook_exchanges_in_the_group_that_it_was_given(ranks: Session, hook: str, tolerance: float) -> None:
+    """A probe puts each rank into a group of its own, and the first rank steps alone in it: nobody would answer it elsewhere."""
+    for steps in run(ranks, "in_own_group", hook=hook):
+        for found in steps:
+            half = len(found) // 2
+            assert distance(found[:half], found[half:]) < tolerance
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_parameters_that_a_step_does_not_use(ranks: Session, own: bool) -> None:
+    found = run(ranks, "unused_parameters", find=True, own=own)
+    for step in range(3):
+        model = reference.Branches()
+        images = torch.randn(4 * len(found), 4, generator=torch.Generator().manual_seed(step))
+        for rank, part in enumerate(images.split(4)):
+            model(part, own and rank == 0).square().sum().backward()
+        for mine in found:
+            for gradient, parameter in zip(mine[step], model.parameters(), strict=True):
+                if parameter.grad is None:  # as with one process: the optimizer passes it over
+                    assert gradient is None
+                else:
+                    assert distance([gradient], [parameter.grad]) < 1e-5
+
+
+def test_unused_parameters_without_the_option_are_one_line_that_names_them(ranks: Session) -> None:
+    for said in run(ranks, "unused_parameters", find=False, own=False):
+        assert said == (
+            "strategy=ddp: the last step did not use second.weight and 1 more, and DDP waits for the gradients of all parameters: "
+            "add ddp.find_unused_parameters=true, or choose strategy=flat"
+        )
 
 
 def test_powersgd_of_high_rank_is_exact(ranks: Session) -> None:
@@ -246,6 +284,28 @@ def test_zero_has_the_bits_of_the_undivided_optimizer(ranks: Session, settings: 
     total = sum(tensor.numel() for key, values in results[0]["whole"]["state"].items() for tensor in values)
     assert sum(result["own"] for result in results) == total, "all parts together are the whole state"
     assert max(result["own"] for result in results) < 0.75 * total or total == 0
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize("settings", [ADAM, {**ADAM, "name": "adamw"}, SGD, MOMENTUM], ids=lambda s: s["name"])
+def test_zero_whatever_the_order_of_the_weights_in_memory(
+    ranks: Session, settings: dict[str, Any], channels_last: bool
+) -> None:
+    arguments: dict[str, Any] = {"settings": settings, "thin": True, "channels_last": channels_last}
+    start = reference.zero_and_whole(0, 1, **arguments)["whole"]["state"]
+    for result in run(ranks, "zero_and_whole", start=start, **arguments):
+        same_tensors(result["zero"]["weights"], result["whole"]["weights"])
+        same_state(result["zero"]["state"], result["whole"]["state"])
+
+
+def test_zeros_messages_are_exchange_and_not_optimizer() -> None:
+    seen: list[Any] = []
+    clock = SimpleNamespace(lap=seen.append)
+    optimizer = SimpleNamespace(step=lambda: seen.append("update"))
+    rest = {"_optimizer": optimizer, "_clock": clock, "_send_weights": lambda: seen.append("send")}
+    Stepper._take_step(SimpleNamespace(**rest))  # type: ignore[arg-type]
+    assert seen == ["update", OPTIMIZER, "send", EXCHANGE]
+    assert callable(zero.build(lambda own: torch.optim.SGD(own, lr=1), [torch.nn.Parameter(torch.ones(2))]).exchange)  # type: ignore[arg-type, return-value]
 
 
 def test_zero_goes_on_from_any_number_of_ranks(ranks: Session) -> None:
@@ -392,6 +452,30 @@ def test_a_whole_run_with_zero_ends_with_the_same_bits(module_cli: Cli) -> None:
     with_zero, without = (module_cli.run(*SHORT, *TWO, f"zero={word}") for word in ("true", "false"))
     assert with_zero["weights_sha256"] == without["weights_sha256"]
     assert with_zero["ranks_agree"]
+
+
+@pytest.mark.slow
+def test_a_run_with_zero_is_kept_and_goes_on_with_another_number_of_ranks(module_cli: Cli) -> None:
+    words = ["data=embedded", "train_limit=96", "global_batch=24", "zero=true", "threads=1"]
+    whole = module_cli.run(*words, "ranks=2", "epochs=2")
+    first = module_cli.run(*words, "ranks=2", "epochs=1", "--checkpoint-every", "1")
+    assert first["ranks_agree"]
+    same, other = (module_cli.run(*words, f"ranks={ranks}", "epochs=2", "--resume", first["run"]) for ranks in (2, 3))
+    assert same["weights_sha256"] == whole["weights_sha256"]
+    found, expected = weights_of(other), weights_of(whole)
+    # Three ranks add up gradients in another order; Adam makes full steps also of gradients that are nearly nothing.
+    assert distance([found[name] for name in expected], list(expected.values())) < 1e-3
+
+
+def test_a_strategy_of_ones_own_is_said_to_be_unverified() -> None:
+    assert unknown_mathematics(Placement(ranks=1, strategy="own.py:Own")) is None
+    assert all(unknown_mathematics(Placement(ranks=2, strategy=name)) is None for name in (*STRATEGIES, "auto"))
+    said = unknown_mathematics(Placement(ranks=2, strategy="own.py:Own"))
+    assert said == "strategy=own.py:Own is your own: lockstep verify shows whether it computes what one process would"
+    words: dict[str, Any] = {"why_backend": "", "plan": SimpleNamespace(lr_note=""), "recipe": Recipe()}
+    options = SimpleNamespace(resume_from=None)
+    own = Placement(ranks=2, strategy="own.py:Own")
+    assert remarks(SimpleNamespace(placement=own, options=options, **words)) == [said]
 
 
 def test_a_whole_run_with_fsdp_learns_what_one_process_does(module_cli: Cli, alone: dict[str, Any]) -> None:

@@ -32,6 +32,8 @@ class Ddp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     hook: Literal["none", "fp16", "bf16", "powersgd"] = "none"
     """Compress what is exchanged. This changes the mathematics."""
     powersgd_rank: Positive = 1
+    find_unused_parameters: bool = False
+    """Look after each forward pass which parameters it did not use. Needed where a step may leave some out; it costs a walk through the graph."""
 
 
 class LocalSgd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -122,6 +124,15 @@ def changes_mathematics(placement: Placement, recipe: Recipe | None = None) -> s
     if placement.strategy == "ddp" and placement.ddp.hook != "none":
         return f"ddp.hook={placement.ddp.hook} compresses the gradients that are exchanged"
     return None
+
+
+def unknown_mathematics(placement: Placement) -> str | None:
+    """What only a trial can tell: whether a strategy of the user's own computes what one process would."""
+    if placement.ranks == 1 or placement.strategy in (*STRATEGIES, "auto"):
+        return None
+    return (
+        f"strategy={placement.strategy} is your own: lockstep verify shows whether it computes what one process would"
+    )
 
 
 def unused_settings(placement: Placement) -> list[str]:

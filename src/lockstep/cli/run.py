@@ -222,7 +222,7 @@ def warnings(spec: Any) -> list[str]:
 def remarks(spec: Any) -> list[str]:
     """What a run says about itself before it starts."""
     from lockstep.measure.hardware import precision_line
-    from lockstep.placement import changes_mathematics
+    from lockstep.placement import changes_mathematics, unknown_mathematics
 
     recipe = spec.recipe
     found = [f"backend {spec.why_backend}"] if spec.why_backend else []
@@ -237,6 +237,9 @@ def remarks(spec: Any) -> list[str]:
     changed = changes_mathematics(spec.placement, recipe)
     if changed:
         found.append(f"this placement changes the mathematics: {changed}")
+    unknown = unknown_mathematics(spec.placement)
+    if unknown:
+        found.append(unknown)
     if spec.options.resume_from:
         found.append(f"going on from the last checkpoint of {spec.options.resume_from}")
     return found

@@ -102,7 +102,7 @@ def document(run: Run) -> dict[str, Any]:
 
 def print_run(run: Run, ranks: bool, plot: bool = False) -> None:
     from lockstep.measure.phases import phases_line, step_phases
-    from lockstep.placement import changes_mathematics
+    from lockstep.placement import changes_mathematics, unknown_mathematics
 
     spec, status, summary = run.spec(), run.status(), run.summary()
     out = console()
@@ -117,6 +117,8 @@ def print_run(run: Run, ranks: bool, plot: bool = False) -> None:
         out.print(spec.plan.lr_note)
     if changed := changes_mathematics(spec.placement, spec.recipe):
         out.print(styled(("changes the mathematics", "yellow"), f": {changed}"))
+    if unknown := unknown_mathematics(spec.placement):
+        out.print(styled(unknown))
     epochs = run.epochs()
     if epochs:
         print_table(

@@ -205,19 +205,20 @@ def synchronises(model: nn.Module) -> bool:
 
 @torch.no_grad()
 def settle(model: nn.Module) -> None:
-    """Collective: give all ranks the same running statistics, the mean of theirs. Before evaluation and checkpoints.
+    """Collective: give all ranks the same running statistics: the mean of theirs, and the most passes that any has counted.
+
+    Called before evaluation and checkpoints.
 
     Synchronised layers have the same ones already, and a model without batch norm has none: then nothing is sent.
     """
     if _world() == 1:
         return
-    found = [
-        statistic
+    own = [
+        layer
         for layer in model.modules()
         if isinstance(layer, _BatchNorm) and not (isinstance(layer, BatchNorm2d) and layer.synchronised)
-        for statistic in (layer.running_mean, layer.running_var)
-        if statistic is not None
     ]
+    found = [s for layer in own for s in (layer.running_mean, layer.running_var) if s is not None]
     if not found:
         return
     together = torch.cat([statistic.double() for statistic in found])
@@ -225,3 +226,9 @@ def settle(model: nn.Module) -> None:
     together /= _world()
     for statistic, mean in zip(found, torch.split(together, [len(statistic) for statistic in found]), strict=True):
         statistic.copy_(mean)
+    # Ranks may have made different numbers of passes: the last, partial batch need not fill all of every rank's micro batches.
+    counters = [layer.num_batches_tracked for layer in own if layer.num_batches_tracked is not None]
+    passes = torch.stack(counters)
+    dist.all_reduce(passes, op=dist.ReduceOp.MAX)
+    for counter, count in zip(counters, passes, strict=True):
+        counter.copy_(count)

@@ -79,11 +79,12 @@ class Ddp:
             bucket_cap_mb=None if settings.bucket_mb == DEFAULT_BUCKET_MB else settings.bucket_mb,
             gradient_as_bucket_view=settings.bucket_view,
             static_graph=settings.static_graph,
+            find_unused_parameters=settings.find_unused_parameters,
             process_group=group,
         )
         self._exchanges: Exchanges | None = None
         if settings.hook != "none":
-            self._exchanges = Exchanges(*_hook(settings))
+            self._exchanges = Exchanges(*_hook(settings, group))
             wrapped.register_comm_hook(self._exchanges, _exchange)
         self.model: nn.Module = wrapped
         self._wrapped, self._group = wrapped, group
@@ -170,16 +171,16 @@ def _only(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
     return future.value()[0]
 
 
-def _hook(settings: Settings) -> tuple[Any, Hook]:
-    """PyTorch's own hook and what it keeps. Each divides by the number of ranks, as DDP does without one."""
+def _hook(settings: Settings, group: dist.ProcessGroup | None) -> tuple[Any, Hook]:
+    """PyTorch's own hook and what it keeps. Each divides by the number of ranks in the group, as DDP does without one."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     if settings.hook == "fp16":
-        return None, default_hooks.fp16_compress_hook
+        return group, default_hooks.fp16_compress_hook
     if settings.hook == "bf16":
-        return None, default_hooks.bf16_compress_hook
+        return group, default_hooks.bf16_compress_hook
     state = powerSGD_hook.PowerSGDState(
-        None,
+        group,
         matrix_approximation_rank=settings.powersgd_rank,
         start_powerSGD_iter=POWERSGD_FROM_STEP,
         orthogonalization_epsilon=POWERSGD_EPSILON,

@@ -6,6 +6,7 @@ torch itself. Where nothing else has imported the compiler, nothing is compiled,
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -15,13 +16,37 @@ from typing import Any
 import torch
 from torch import nn
 
+from lockstep.errors import InputError
+
 _COMPILER = "torch._dynamo"
+UNFINISHED = "Expected to have finished reduction in the prior iteration"
+"""How PyTorch's text begins when parameters had no part in the step before."""
 
 
 class PlainDdp(nn.parallel.DistributedDataParallel):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         with _compiler_left_out():
             super().__init__(*args, **kwargs)
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        try:
+            return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            if UNFINISHED not in str(error):
+                raise
+            raise InputError(self._advice(str(error))) from None
+
+    def _advice(self, text: str) -> str:
+        """One line instead of twenty: PyTorch lists the parameters that got no gradient by their numbers."""
+        trained = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
+        listed = re.search(r"did not receive grad for rank \d+: ([\d ]+)", text)
+        unused = [trained[int(number)] for number in listed[1].split()] if listed else []
+        which = unused[0] if unused else "some parameter"
+        more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
+        return (
+            f"strategy=ddp: the last step did not use {which}{more}, and DDP waits for the gradients of all parameters: "
+            "add ddp.find_unused_parameters=true, or choose strategy=flat"
+        )
 
     def _inside_ddp_forward(self) -> Any:
         """It tells the compiler which module is at work."""

@@ -1,7 +1,7 @@
 """ZeRO-1: each rank keeps the optimizer's state of its own part of the parameters, and nothing of the others'.
 
-All ranks have the whole gradient (some strategy has seen to that). Each updates its own parameters with it, then sends
-them to the others. The optimizer works on each parameter by itself, so the result has the bits of the undivided one.
+All ranks have the whole gradient (some strategy has seen to that). Each updates its own parameters with it (`step`), then sends
+them to the others (`exchange`). The optimizer works on each parameter by itself, so the result has the bits of the undivided one.
 """
 
 from __future__ import annotations
@@ -81,7 +81,11 @@ class Zero:
         # Of a small part it may well be that nothing has a gradient, and the fused kernels take no empty lists.
         if any(self.parameters[index].grad is not None for index in self._mine):
             self.own.step()
-        self._send_weights()
+
+    def exchange(self) -> None:
+        """What belongs to every step, after it: each rank sends the weights that it has updated to the others."""
+        if self._messages:
+            self._send_weights()
 
     def state(self) -> State:
         """The whole state, as the undivided optimizer has it, on every rank. All ranks must call it together."""
@@ -129,8 +133,9 @@ class Zero:
             for position, key in enumerate(keys):
                 kind = int(kinds[position, index])
                 if kind:
-                    tensor = own[key][index] if owner == self._rank else self._empty(kind, index)
-                    whole[key][index] = _sent(tensor, owner)
+                    mine_too = owner == self._rank
+                    tensor = own[key][index] if mine_too else self._empty(kind, index)
+                    whole[key][index] = _sent(tensor, owner, mine_too)
         found: State = {key: [values[index] for index in sorted(values)] for key, values in whole.items()}
         if WHICH in mine:
             some = sorted({index for values in whole.values() for index in values})
@@ -160,8 +165,10 @@ class Zero:
         )
 
 
-def _sent(tensor: torch.Tensor, owner: int) -> torch.Tensor:
-    """The owner's tensor on every rank."""
-    flat = tensor.detach().contiguous().view(-1)
-    dist.broadcast(flat, owner)
-    return tensor.copy_(flat.view(tensor.shape))
+def _sent(tensor: torch.Tensor, owner: int, mine: bool) -> torch.Tensor:
+    """The owner's tensor on every rank. It travels in a row of its own, so that it may lie in memory as it likes."""
+    row = torch.empty(tensor.numel(), dtype=tensor.dtype, device=tensor.device)
+    if mine:
+        row.view(tensor.shape).copy_(tensor.detach())
+    dist.broadcast(row, owner)
+    return tensor if mine else tensor.copy_(row.view(tensor.shape))

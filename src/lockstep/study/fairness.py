@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from lockstep.placement import changes_mathematics
+from lockstep.placement import changes_mathematics, unknown_mathematics
 from lockstep.study.file import flatten
 from lockstep.study.measures import Sample
 
@@ -69,6 +69,9 @@ def _mathematics(cells: Cells) -> list[str]:
             found.append(
                 f"'{name}' computes something else than one process would: {reason}; its accuracy is part of its price"
             )
+        unknown = unknown_mathematics(runs[0].spec.placement)
+        if unknown:
+            found.append(f"'{name}': {unknown}")
     return found
 
 

@@ -6,6 +6,7 @@ accumulation window. So the gradient does not depend on how the batch was divide
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -51,6 +52,8 @@ class Stepper:
         # What a plain recipe does not ask for costs it nothing.
         self._plain = not (self._penalized or self._clip_norm or precision.scale or precision.watch)
         self._after_step = getattr(strategy, "after_step", None)
+        # An optimizer that is divided over the ranks (ZeRO) sends what it has updated to the others.
+        self._send_weights: Callable[[], None] | None = getattr(optimizer, "exchange", None)
         self._parameters = optimizer.parameters
         # Layers that exchange in forward (synchronised batch norm) need all ranks to make the same number of passes.
         self._in_step = rank.world > 1 and layers.synchronises(strategy.model)
@@ -67,7 +70,7 @@ class Stepper:
         self._pace.set(self._taken)
         samples = self._gradients(first, count)
         if self._plain:
-            self._optimizer.step()
+            self._take_step()
         else:
             self._update()
         self._drop_gradients()
@@ -94,9 +97,16 @@ class Stepper:
             penalize(self._parameters, self._regularize)
         if self._clip_norm is not None:
             clip(gradients, self._clip_norm, getattr(self._strategy, "whole_norm", None))
-        self._optimizer.step()
+        self._take_step()
         if looking and watch:
             watch.after(self._parameters, [p.grad for p in self._parameters])
+
+    def _take_step(self) -> None:
+        self._optimizer.step()
+        if self._send_weights is not None:
+            self._clock.lap(OPTIMIZER)
+            self._send_weights()
+            self._clock.lap(EXCHANGE)
 
     def gradients_only(self, first: int, count: int) -> list[torch.Tensor]:
         """The exchanged gradients of a step that is not taken (for `lockstep verify`)."""
