@@ -339,6 +339,7 @@ def faulty(folder: Path, request: pytest.FixtureRequest) -> Iterator[Session]:
         opened.kill()
 
 
+@pytest.mark.cold
 def test_a_killed_rank_is_named_at_once_and_leaves_nothing(faulty: Session) -> None:
     pids = faulty.run("import os; result = os.getpid()")
     maps = [Path(f"/proc/{pid}/maps").read_text() for pid in pids]
@@ -358,6 +359,7 @@ def test_a_killed_rank_is_named_at_once_and_leaves_nothing(faulty: Session) -> N
     assert "broken: Connection closed by peer: rank 1" in faulty.receive(0)[1]
 
 
+@pytest.mark.cold
 def test_a_stopped_rank_is_given_up_after_the_timeout(faulty: Session) -> None:
     os.kill(faulty.processes[2].pid, signal.SIGSTOP)
     began = time.monotonic()
@@ -375,6 +377,7 @@ def test_ranks_that_call_different_collectives_are_told(faulty: Session) -> None
     assert "called different collectives" in faulty.receive(0)[1]
 
 
+@pytest.mark.cold
 def test_a_rank_that_is_lost_on_another_host_ends_all(folder: Path) -> None:
     session = Session(folder, 4, hosts="xyxy", timeout=5, name="lost")
     try:
@@ -426,6 +429,7 @@ def test_runs_compute_what_one_process_computes(module_cli: Cli, alone: Any, wor
     assert run["test_loss"] == pytest.approx(alone["test_loss"], rel=1e-5)
 
 
+@pytest.mark.cold
 def test_kill_9_in_a_run_ends_all_and_names_the_rank(cli: Cli) -> None:
     process = cli.start("run", *SHORT, "epochs=100000", "threads=1", "ranks=2", "backend=shm")
     run = wait_for(lambda: next((Run(p.parent) for p in cli.runs.glob("*/run.json")), None), what="the run folder")
