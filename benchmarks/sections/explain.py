@@ -65,9 +65,9 @@ def measure(settings: Settings) -> Section:
             continue
         first = sum(one["first"] for one in mine)
         told = "" if name not in EXPECTED else f"first verdict in {first:.0f} of {len(mine)}; "
-        shares = [one["explained"] for one in mine if one["explained"] >= 0]
+        shares = [one["timed"] for one in mine if one["timed"] >= 0]
         split = (
-            f"the split explains {stats.median(shares):.1%} of the loss (least {min(shares):.1%})"
+            f"of what a step of all ranks takes longer than one apart, clocks within it saw {stats.median(shares):.0%} ({min(shares):.0%} to {max(shares):.0%})"
             if shares
             else "one rank: no split"
         )
@@ -93,21 +93,24 @@ def _explained(name: str, words: tuple[str, ...]) -> Span:
 def _judge(name: str, findings: list[dict[str, Any]]) -> dict[str, float]:
     question, cause = EXPECTED.get(name, ("", None))
     first = findings[0]
-    named = first["figures"].get("cause") or next(
-        (word for word in ("exchange", "batch", "contention", "wrapper") if f"lost to {word}" in first["verdict"]), None
-    )
+    named = first["figures"].get("cause") or next(iter(first["figures"].get("largest") or []), None)
     same = first["question"] == question or (question == "limits" and first["question"] == "speed-up")
-    speed = next((each for each in findings if each["question"] == "speed-up" and "explained" in each["figures"]), None)
-    explained = speed["figures"]["explained"] if speed else None
+    speed = next((each for each in findings if "beyond_apart_s" in each["figures"]), None)
     parts = next(each["figures"] for each in findings if each["question"] == "step" and "ranks" in each["figures"])[
         "ranks"
     ]
     off = max(abs(part["other"]) / part["total"] for part in parts)
     return {
         "first": float(same and cause in (None, named)),
-        "explained": -1.0 if explained is None else float(explained),
+        "timed": _timed(speed["figures"]) if speed else -1.0,
         "phases_off": off,
     }
+
+
+def _timed(figures: dict[str, Any]) -> float:
+    """What the clocks within a step say of exchange and waiting, beside what a step of all ranks takes longer than one apart."""
+    seen, beyond = figures["parts_s"]["exchange"] + figures["parts_s"]["waiting"], figures["beyond_apart_s"]
+    return max(0.0, seen / beyond) if beyond > 0 else -1.0
 
 
 def _throttled(argv: list[str], folder: Path) -> str:

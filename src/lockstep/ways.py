@@ -42,6 +42,9 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of a step (mean of the round's steps), by round and rank."""
     phases: list[dict[str, float]]
     """Mean seconds of each phase, by rank; `waiting` is the part of exchange beyond that of the rank that waited least."""
+    exchange: list[float] = []
+    """Seconds of a step in each round, the mean over ranks."""
+    waiting: list[float] = []
 
     @property
     def by_round(self) -> list[float]:

@@ -79,6 +79,8 @@ def command(
     else:
         run = Run.find(name, root)
         chosen, peers, cells = {run.id: run}, _peers(run), {}
+    for run in chosen.values():
+        _check_ended(run)  # before anything is measured: a probe would disturb a run that is under way
     documents = []
     for label, run in chosen.items():
         if measure:
@@ -114,6 +116,16 @@ def _peers(run: Run) -> list[Run]:
     return [Folder(root / row["id"]) for row in rows if (row["model"], row["data"]) == (recipe.model, recipe.data)]
 
 
+def _check_ended(run: Run) -> None:
+    from lockstep.errors import InputError
+
+    state = run.status()["state"]
+    if state != "done":
+        raise InputError(
+            f"{run.id} is {state}: only a run that has ended well can be explained ('lockstep show' says more)"
+        )
+
+
 def _measure(run: Run, seconds: float, quiet: bool) -> None:
     import shutil
 
@@ -143,15 +155,9 @@ def _measure(run: Run, seconds: float, quiet: bool) -> None:
 def _document(label: str, evidence: Evidence, questions: tuple[str, ...]) -> dict[str, Any]:
     import msgspec
 
-    from lockstep.errors import InputError
     from lockstep.explain import ANALYZERS, explain
 
     run = evidence.run
-    state = run.status()["state"]
-    if state != "done":
-        raise InputError(
-            f"{run.id} is {state}: only a run that has ended well can be explained ('lockstep show' says more)"
-        )
     found: list[Finding] = explain(evidence, questions)
     return {
         "run": run.id,

@@ -164,7 +164,6 @@ def _from_run(evidence: Evidence) -> Iterator[Finding]:
             verdict=f"there are more threads than cores: {placement.ranks} ranks x {placement.threads} threads on {known_cores(evidence)}",
             why="threads without a core of their own take turns; what that costs has not been measured",
             next=f"leave threads out{measure}",
-            cost=1 - known_cores(evidence) / (placement.ranks * (placement.threads or 1)),
             figures={"cause": "threads"},
         )
     if data > WORTH * step:

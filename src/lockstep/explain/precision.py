@@ -16,7 +16,7 @@ from lockstep.measure.hardware import cpu_support, precision_line
 from lockstep.placement import Placement
 from lockstep.run import Run
 from lockstep.study.measures import Sample, sample, value
-from lockstep.study.statistics import compare
+from lockstep.study.statistics import Comparison, compare
 
 FREE = ("seed", "batch_per_rank", "precision")
 
@@ -48,21 +48,26 @@ def _compared(name: str, mixed: Sequence[Run], full: Sequence[Run], evidence: Ev
     time = compare(*_values(pairs, "seconds"), "time")
     accuracy = compare(*_values(pairs, "accuracy"), "accuracy")
     memory = _ratio(pairs, "memory")
-    assert time.effect is not None
-    assert accuracy.effect is not None
-    saved = 1 - time.effect
-    certain = time.settled
-    verdict = f"{name} {'takes' if certain else 'seems to take'} {time.effect:.2f} times as long as fp32 here"
-    gains = certain and saved > 0 and not (accuracy.settled and accuracy.effect < 0)
+    hardware = precision_line(name, evidence.spec.placement)
+    if time.effect is None:
+        return Finding(
+            question="precision",
+            verdict=f"whether {name} is worth it is not known: no {name} and fp32 run have the same seed",
+            why=hardware,
+            next="run both with the same seeds: lockstep study run precision",
+        )
+    verdict, gains = _judged(name, time, accuracy)
+    accuracy_text = "not tested" if accuracy.effect is None else f"{points(accuracy.effect)} ({accuracy.verdict})"
+    saved = 1 - time.effect if time.verdict in ("faster", "slower") else 0.0
     return Finding(
         question="precision",
-        verdict=f"{verdict}: {'worth it' if gains else 'not worth it' if certain else 'not settled'}",
-        why=f"{precision_line(name, evidence.spec.placement)}; time {time.effect:.3f}x, memory {'?' if memory is None else f'{memory:.2f}x'}, "
-        f"accuracy {points(accuracy.effect)} ({accuracy.verdict}), n = {time.n} pairs{_numbers(mixed[0].summary() or {})}",
+        verdict=verdict,
+        why=f"{hardware}; time {time.effect:.3f}x, memory {'?' if memory is None else f'{memory:.2f}x'}, "
+        f"accuracy {accuracy_text}, n = {time.n} pair(s) of one seed{_numbers(mixed[0].summary() or {})}",
         next=f"precision={name if gains else 'fp32'}"
-        if certain
+        if time.settled
         else "more seeds: lockstep study run precision repeats=5",
-        cost=max(0.0, saved if evidence.spec.recipe.precision == "fp32" else -saved / time.effect) if certain else 0.0,
+        cost=max(0.0, saved if evidence.spec.recipe.precision == "fp32" else -saved / time.effect),
         figures={
             "format": name,
             "time_ratio": time.effect,
@@ -76,6 +81,20 @@ def _compared(name: str, mixed: Sequence[Run], full: Sequence[Run], evidence: Ev
     )
 
 
+def _judged(name: str, time: Comparison, accuracy: Comparison) -> tuple[str, bool]:
+    """What the figures come to, and whether it gains anything."""
+    if not time.settled:
+        return f"{name} seems to take {time.effect:.2f} times as long as fp32 here: not settled", False
+    if time.verdict == "the same":
+        return f"{name} takes as long as fp32 here: it saves no time", False
+    takes = f"{name} takes {time.effect:.2f} times as long as fp32 here"
+    if time.verdict == "slower":
+        return f"{takes}: not worth it", False
+    if accuracy.verdict == "worse":
+        return f"{takes}, and its accuracy is worse: not worth it", False
+    return f"{takes}: worth it", True
+
+
 def _alike(run: Run, evidence: Evidence) -> bool:
     """The same recipe and place, whatever the number format."""
     spec = run.spec()
@@ -87,9 +106,15 @@ def _place(placement: Placement) -> dict[str, Any]:
 
 
 def _pairs(ours: Sequence[Sample], theirs: Sequence[Sample]) -> list[tuple[Sample, Sample]]:
-    by_seed = {each.seed: each for each in theirs}
-    matched = [(each, by_seed[each.seed]) for each in ours if each.seed in by_seed]
-    return matched or list(zip(ours, theirs, strict=False))
+    """Runs of one seed, one to one, in the order of time: a run that has no partner of its own is no evidence."""
+    left: dict[int, list[Sample]] = {}
+    for each in sorted(theirs, key=lambda each: each.spec.created):
+        left.setdefault(each.seed, []).append(each)
+    found = []
+    for each in sorted(ours, key=lambda each: each.spec.created):
+        if left.get(each.seed):
+            found.append((each, left[each.seed].pop(0)))
+    return found
 
 
 def _values(pairs: Sequence[tuple[Sample, Sample]], metric: str) -> tuple[list[float], list[float]]:

@@ -1,4 +1,4 @@
-"""Why are N ranks not N times faster? Differences between ways to take a step, each of which adds one cause (docs/explain.md).
+"""Why are N ranks not N times faster? Differences between ways to take a step within one round, each of which adds one cause (docs/explain.md).
 
 whole / N   one process with the whole batch, divided by N: what N times as fast would be
 + batch     a rank's smaller batch is less efficient:                  plain - whole / N
@@ -6,11 +6,16 @@ whole / N   one process with the whole batch, divided by N: what N times as fast
 + contention  ranks share caches, memory and clock:                    apart - wrapped
 + exchange, waiting   as timed within the step when all are together
 + rest      together, less all of these: not attributed
+
+That they add up shows nothing, since all but the last terms are differences of neighbours. What can disagree, and is shown, is how much longer a
+step of all ranks together takes than one apart, beside what clocks within the step say of exchange and waiting.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 from lockstep.explain.evidence import Evidence
@@ -18,6 +23,7 @@ from lockstep.explain.finding import Finding
 from lockstep.explain.step import split
 from lockstep.explain.words import ms, percent
 from lockstep.placement import cores
+from lockstep.study.statistics import median_interval
 from lockstep.ways import Way
 
 CAUSES = {
@@ -37,59 +43,103 @@ def answer(evidence: Evidence) -> list[Finding]:
     return [_measured(evidence, ways)] if "together" in ways and "whole" in ways else _from_run(evidence)
 
 
-def losses(ways: dict[str, Way]) -> dict[str, float]:
-    """Seconds of a step by cause; with `ideal` and `rest` they add up to the step of all ranks together."""
+def rounds(ways: dict[str, Way]) -> dict[str, list[float]]:
+    """Seconds of a step by cause in each round: the machine's speed of that moment is in both sides of a difference."""
     whole, plain, apart, together = (ways[name] for name in ("whole", "plain", "apart", "together"))
     wrapped = ways.get("wrapped", plain)
+    ideal = [seconds / together.ranks for seconds in whole.by_round]
+    # Ways that were measured by an earlier version have exchange and waiting as means over all rounds.
+    means = {name: statistics.fmean(phases[name] for phases in together.phases) for name in ("exchange", "waiting")}
     found = {
-        "ideal": whole.seconds / together.ranks,
-        "batch": plain.seconds - whole.seconds / together.ranks,
-        "wrapper": wrapped.seconds - plain.seconds,
-        "contention": apart.seconds - wrapped.seconds,
-        "exchange": statistics.fmean(phases["exchange"] for phases in together.phases),
-        "waiting": statistics.fmean(phases["waiting"] for phases in together.phases),
+        "ideal": ideal,
+        "batch": [p - i for p, i in zip(plain.by_round, ideal, strict=True)],
+        "wrapper": wrapped.beyond(plain),
+        "contention": apart.beyond(wrapped),
+        "exchange": together.exchange or [means["exchange"]] * len(ideal),
+        "waiting": together.waiting or [means["waiting"]] * len(ideal),
     }
-    return {**found, "rest": together.seconds - sum(found.values())}
+    named = zip(*found.values(), strict=True)
+    return {**found, "rest": [t - sum(parts) for t, parts in zip(together.by_round, named, strict=True)]}
+
+
+def losses(ways: dict[str, Way]) -> dict[str, float]:
+    """The middle over rounds of each cause; with `ideal` and `rest` they add up to the step of all ranks together."""
+    found = {name: statistics.median(seconds) for name, seconds in rounds(ways).items() if name != "rest"}
+    return {**found, "rest": ways["together"].seconds - sum(found.values())}
+
+
+def largest(by_round: dict[str, list[float]], causes: Sequence[str]) -> list[str]:
+    """The cause that costs most, and those that cannot be told from it; none where not even the first can be told from nothing."""
+    ordered = sorted(causes, key=lambda cause: -statistics.median(by_round[cause]))
+    first = by_round[ordered[0]]
+    if _between(first)[0] <= 0:
+        return []
+    alike = [
+        cause for cause in ordered[1:] if _between([a - b for a, b in zip(first, by_round[cause], strict=True)])[0] <= 0
+    ]
+    return [ordered[0], *alike]
+
+
+def _between(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of the middle; of a single round all that can be said is nothing."""
+    found = median_interval(values)
+    return (found.low, found.high) if found else (-math.inf, math.inf)
 
 
 def _measured(evidence: Evidence, ways: dict[str, Way]) -> Finding:
     together, whole = ways["together"], ways["whole"]
-    parts = losses(ways)
-    step, ranks = together.seconds, together.ranks
-    speed_up = whole.seconds / step
-    by_round = sorted(w / t for w, t in zip(whole.by_round, together.by_round, strict=True))
+    by_round, parts = rounds(ways), losses(ways)
+    step, ranks, n = together.seconds, together.ranks, len(together.rounds)
+    speeds = [w / t for w, t in zip(whole.by_round, together.by_round, strict=True)]
+    speed_up, (slow, fast) = statistics.median(speeds), _between(speeds)
     loss = step - parts["ideal"]
-    causes = {cause: parts[cause] for cause in CAUSES}
     # A slow rank has an analyzer of its own (straggler), and so have threads without a core (limits), which inflate all but the exchange.
     left_out = {"waiting"} | ({"batch", "wrapper", "contention"} if crowded(evidence) else set())
-    own = {cause: seconds for cause, seconds in causes.items() if cause not in left_out}
-    first = max(own, key=lambda cause: own[cause])
+    first = largest(by_round, [cause for cause in CAUSES if cause not in left_out])
+    intervals = {name: _between(seconds) for name, seconds in by_round.items()}
+    beyond = together.beyond(ways["apart"])
     figures: dict[str, Any] = {
         "speed_up": speed_up,
-        "rounds": by_round,
+        "speed_up_interval": [slow, fast],
+        "rounds": sorted(speeds),
         "step_s": step,
         "parts_s": parts,
+        "intervals_s": {name: list(ends) for name, ends in intervals.items()},
+        "largest": first,
+        "beyond_apart_s": statistics.median(beyond),
         "run_step_s": _run_step(evidence),
-        "explained": 1 - abs(parts["rest"]) / loss if loss > 0 else None,
     }
-    split_text = ", ".join(f"{name} {ms(parts[name])}" for name in ("ideal", *CAUSES, "rest"))
-    texts = f"a step takes {ms(step)}: {split_text} (n = {len(by_round)} rounds)"
+    split_text = ", ".join(f"{name} {_with(parts[name], intervals[name])}" for name in ("ideal", *CAUSES, "rest"))
+    low, high = _between(beyond)
+    texts = (
+        f"a step takes {ms(step)}: {split_text} (middle and 95 % interval of n = {n} rounds of one start); together it takes "
+        f"{_with(figures['beyond_apart_s'], (low, high))} longer than apart, and clocks within the step say {ms(parts['exchange'] + parts['waiting'])} "
+        "for exchange and waiting"
+    )
+    speed = f"{ranks} ranks are {speed_up:.2f} ({slow:.2f} to {fast:.2f}) times as fast as one"
     if loss <= 0.02 * step:
-        return Finding(
-            question="speed-up",
-            verdict=f"{ranks} ranks are {speed_up:.2f} times as fast as one: nothing is lost",
-            why=texts,
-            figures=figures,
-        )
+        return Finding(question="speed-up", verdict=f"{speed}: nothing is lost", why=texts, figures=figures)
+    if not first:
+        verdict = f"{speed}, not {ranks} times: {ms(loss)} a step are lost, to no cause that can be told from noise"
+        return Finding(question="speed-up", verdict=verdict, why=texts, figures=figures)
+    if len(first) == 1:
+        blame = f"the largest loss is {first[0]} ({_with(parts[first[0]], intervals[first[0]])} of {ms(loss)} a step)"
+    else:
+        blame = f"the largest losses are {', '.join(first[:-1])} and {first[-1]}, which {n} rounds cannot tell apart"
     return Finding(
         question="speed-up",
-        verdict=f"{ranks} ranks are {speed_up:.2f} times as fast as one, not {ranks} times: most is lost to "
-        f"{first} ({ms(own[first])} of {ms(loss)} a step)",
-        why=f"{texts}; {CAUSES[first]}",
-        next=_advice(first, evidence, ways),
-        cost=max(0.0, own[first] / step),
+        verdict=f"{speed}, not {ranks} times: {blame}",
+        why=f"{texts}; {'; '.join(f'{cause}: {CAUSES[cause]}' for cause in first)}",
+        next=_advice(first[0], evidence, ways)
+        if len(first) == 1
+        else f"measure longer: lockstep explain {evidence.run.id} --measure --seconds 60",
+        cost=max(0.0, parts[first[0]] / step),
         figures=figures,
     )
+
+
+def _with(seconds: float, ends: tuple[float, float]) -> str:
+    return f"{ms(seconds)} ({ms(ends[0])} to {ms(ends[1])})"
 
 
 def _from_run(evidence: Evidence) -> list[Finding]:

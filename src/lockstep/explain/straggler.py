@@ -11,7 +11,7 @@ from lockstep.explain.finding import Finding
 from lockstep.explain.step import computing
 from lockstep.explain.words import ms, percent
 
-# A rank is slow if it works this much longer than the middle of the others, and is the last one in most steps.
+# Ranks are slow if they work this much longer than the faster half, and one of them is the last in most steps.
 SLOWER, LAST_IN = 1.05, 0.6
 # Stretches of a run are looked at in blocks, since single steps jump.
 BLOCK_STEPS, BLOCK_SLOWER = 20, 1.2
@@ -24,23 +24,22 @@ def answer(evidence: Evidence) -> list[Finding]:
     work = computing(evidence.ranks)
     step = float(np.mean([rows["total_ns"].mean() for rows in evidence.ranks])) / 1e9
     means = work.mean(axis=1)
-    # What the mean rank waits, and the part of it that is always for the same one.
     lost = float((work.max(axis=0) - work.mean(axis=0)).mean())
-    lasting = float(means.max() - means.mean())
-    slow = int(means.argmax())
-    others = float(np.median(np.delete(means, slow)))
-    last = float((work.argmax(axis=0) == slow).mean())
+    # The faster half says what is usual: of a slow host several ranks are slow, and share being last.
+    usual = float(np.median(np.sort(means)[: (ranks + 1) // 2]))
+    slow = [rank for rank in range(ranks) if means[rank] >= SLOWER * usual]
+    last = float(np.isin(work.argmax(axis=0), slow).mean())
     figures: dict[str, Any] = {
         "work_s": means.tolist(),
-        "slowest": slow,
-        "ratio": float(means[slow]) / others,
+        "slowest": int(means.argmax()),
+        "slow": slow,
+        "ratio": float(means[slow or [int(means.argmax())]].mean()) / usual,
         "last_in": last,
         "lost_s": lost,
-        "lasting_s": lasting,
         "step_s": step,
     }
-    if means[slow] / others >= SLOWER and last >= LAST_IN:
-        return [_slow(evidence, slow, figures, work)]
+    if slow and last >= LAST_IN:
+        return [_slow(evidence, figures, work)]
     stretch = _stretch(work)
     if stretch:
         return [_for_a_while(evidence, stretch, work, step, figures)]
@@ -59,30 +58,40 @@ def answer(evidence: Evidence) -> list[Finding]:
     ]
 
 
-def _slow(evidence: Evidence, slow: int, figures: dict[str, Any], work: Any) -> Finding:
-    placement = evidence.spec.placement
-    per_host = placement.ranks // placement.hosts
-    host, step = slow // per_host, figures["step_s"]
-    means = np.array(figures["work_s"])
-    where = f"rank {slow}"
-    if placement.hosts > 1:
-        own = means[host * per_host : (host + 1) * per_host]
-        others = np.delete(means, slice(host * per_host, (host + 1) * per_host))
-        where = (
-            f"host {host} (all of its ranks)"
-            if per_host > 1 and own.min() > SLOWER * others.max()
-            else f"rank {slow} on host {host}"
-        )
+def _slow(evidence: Evidence, figures: dict[str, Any], work: Any) -> Finding:
+    slow: list[int] = figures["slow"]
+    others = [rank for rank in range(len(work)) if rank not in slow]
+    waits = float((work.max(axis=0) - work[others].mean(axis=0)).mean())
     stretch = _stretch(work)
-    since = f", in steps {stretch[1]:,} to {stretch[2]:,}" if stretch and stretch[0] == slow else ""
+    since = f", in steps {stretch[1]:,} to {stretch[2]:,}" if stretch and slow == [stretch[0]] else ""
+    one = len(slow) == 1
     return Finding(
         question="straggler",
-        verdict=f"{where} is slow: the others wait {ms(figures['lasting_s'] * len(means) / (len(means) - 1))} a step for it",
-        why=f"it works {ms(means[slow])} in a step, {figures['ratio']:.2f} times as long as the others, and is last in {percent(figures['last_in'])} of the steps{since}",
-        next="see what else runs on its core, whether it is throttled, and whether its host differs ('lockstep doctor' there)",
-        cost=figures["lost_s"] / step,
+        verdict=f"{_where(evidence, slow)} slow: the others wait {ms(waits)} a step for {'it' if one else 'them'}",
+        why=f"{'it works' if one else 'they work'} {ms(float(work[slow].mean()))} in a step, {figures['ratio']:.2f} times as long as the others, and "
+        f"{'is' if one else 'one of them is'} last in {percent(figures['last_in'])} of the steps{since}",
+        next="see what else runs there, whether it is throttled, and whether the host differs ('lockstep doctor' there)",
+        cost=figures["lost_s"] / figures["step_s"],
         figures=figures,
     )
+
+
+def _where(evidence: Evidence, slow: list[int]) -> str:
+    """Whole hosts where all of their ranks are slow, else ranks."""
+    placement = evidence.spec.placement
+    size = placement.ranks // placement.hosts
+    whole = [host for host in range(placement.hosts) if set(range(host * size, (host + 1) * size)) <= set(slow)]
+    if size > 1 and len(whole) * size == len(slow):
+        return f"{_listed('host', whole)} (all of {'its' if len(whole) == 1 else 'their'} ranks) {'is' if len(whole) == 1 else 'are'}"
+    where = f" on host {slow[0] // size}" if placement.hosts > 1 and len(slow) == 1 else ""
+    return f"{_listed('rank', slow)}{where} {'is' if len(slow) == 1 else 'are'}"
+
+
+def _listed(noun: str, numbers: list[int]) -> str:
+    if len(numbers) == 1:
+        return f"{noun} {numbers[0]}"
+    shown = [str(number) for number in numbers[:8]] + (["…"] if len(numbers) > 8 else [])
+    return f"{noun}s {', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def _for_a_while(

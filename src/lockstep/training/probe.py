@@ -114,7 +114,9 @@ def _way(lanes: Lanes, lane: Lane, rounds: int, rank: Rank) -> Way:
     mine = np.zeros((len(columns), steps)) if rows is None else np.stack([rows[column] for column in columns]) / 1e9
     found = [np.array(values).reshape(len(columns), steps) for values in group.gather(mine.ravel().tolist())]
     found = found if lane.everyone else found[:1]
-    least = np.min([values[1 + PHASES.index("exchange")] for values in found], axis=0)
+    exchange = np.stack([values[1 + PHASES.index("exchange")] for values in found])
+    least = exchange.min(axis=0)
+    waiting = exchange.mean(axis=0) - least if lane.shared else np.zeros(steps)
     return Way(
         name=lane.name,
         samples=lane.samples,
@@ -123,6 +125,8 @@ def _way(lanes: Lanes, lane: Lane, rounds: int, rank: Rank) -> Way:
         steps=lane.steps,
         rounds=np.stack([values[0].reshape(rounds, lane.steps).mean(1) for values in found], axis=1).tolist(),
         phases=[_phases(values, least, lane.shared) for values in found],
+        exchange=(exchange.mean(axis=0) - waiting).reshape(rounds, lane.steps).mean(1).tolist(),
+        waiting=waiting.reshape(rounds, lane.steps).mean(1).tolist(),
     )
 
 
