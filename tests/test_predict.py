@@ -176,10 +176,14 @@ def test_compute_between_and_beyond_what_was_measured() -> None:
     assert [at(made, samples).seconds for samples in (1, 2, 4, 6, 8, 12)] == [10, 10, 10, 12, 14, 18]
     assert at(made, 6).backward == 6
     parts = Compute(ranks=3, wrapper=0.5, alone=made, sharing=[replace_point(p, 4.5) for p in made]).parts(4, 3, 3)
-    assert (parts.compute, parts.wrapper) == (3 * 9 + 1, 0.5), "the optimizer works once a step"
+    assert (parts.compute, parts.wrapper) == (3 * 9 + 1, 3 * 0.5), (
+        "the optimizer works once a step, the wrapper in each pass"
+    )
     assert parts.contention == 3 * 4.0, "4.5 more with all three, of which 0.5 are the wrapper's"
     half = Compute(ranks=3, wrapper=0.5, alone=made, sharing=[replace_point(p, 4.5) for p in made]).parts(4, 1, 2)
     assert half.contention == 2.0, "two of three ranks: half-way between one and all"
+    turns = Compute(ranks=3, wrapper=0.5, alone=made, sharing=[replace_point(p, 4.5) for p in made]).parts(4, 3, 6)
+    assert sum(turns[:3]) == 2 * (3 * 13.5 + 1), "six ranks where three have room: all of it twice"
 
 
 def replace_point(point: Point, more: float) -> Point:
@@ -429,6 +433,13 @@ def test_errors_are_summed_up_with_their_worst() -> None:
     assert not check.summary([0.01, 0.2, 0.01])["goal_met"]
 
 
+def test_each_prediction_is_judged_by_itself() -> None:
+    """Off by +20 % and then by -20 %: that is 20 %, not nothing."""
+    found = check._result(check.HELD[0], [(1.0, 1.2), (1.0, 0.8)])
+    assert found["errors"] == pytest.approx([0.2, -0.2])
+    assert check.summary(found["errors"])["median_error"] == pytest.approx(0.2)
+
+
 def test_no_held_out_placement_is_one_that_was_fitted() -> None:
     """A fit measures its own batch and its double with all ranks, and single batches with one."""
     from lockstep.settings import load
@@ -486,10 +497,20 @@ def test_predictions_from_a_fit_need_no_torch(ready: Cli) -> None:
 
 
 def test_every_prediction_comes_with_what_the_model_earned(ready: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = {"format": 1, "time": time.time(), "quick": True, "drift": 0.01, **check.summary([0.02, -0.03, 0.08])}
+    kept = {
+        "format": check.FORMAT,
+        "time": time.time(),
+        "quick": True,
+        "most_ranks": 2,
+        "drift": 0.01,
+        **check.summary([0.02, -0.03, 0.08]),
+    }
     (ready.folder / "cache" / "predict" / store.fingerprint() / "check.json").write_text(json.dumps(kept))
-    result = ready("predict", *WORDS, "--ranks", "2", "--json")
+    result = ready("predict", *WORDS, "--ranks", "2,1024", "--batch", "1024", "--every", "8", "--json")
     found = json.loads(result.stdout)
+    assert found["rows"][2]["interval_ms"] is None, "1,024 ranks were never checked"
+    assert "checked with up to 2 ranks only" in found["earned_text"]
+    assert any("Local SGD was not measured" in text for text in found["assumed"])
     step = found["rows"][1]["step_ms"]
     assert found["rows"][1]["interval_ms"] == [pytest.approx(0.97 * step), pytest.approx(1.08 * step)]
     assert "off by 3.0% in the middle and by 8.0% at worst" in found["earned_text"]

@@ -403,14 +403,24 @@ def test_the_scaling_curve_has_the_prediction_of_a_fit_with_its_band(folders: Fo
     made = planted(recipe=recipe, placement=placement)
     save(made)
     # A check that was off by -10 % to +25 %: that much less or more time than predicted.
-    figures = {"n": 4, "median_error": 0.1, "worst_error": 0.25, "lowest": -0.1, "highest": 0.25, "drift": 0.0}
+    figures = {
+        "n": 4,
+        "median_error": 0.1,
+        "worst_error": 0.25,
+        "lowest": -0.1,
+        "highest": 0.25,
+        "drift": 0.0,
+        "most_ranks": 2,
+    }
     write_atomic(folder() / check.FILE, {"format": check.FORMAT, "time": 0.0, "quick": True, **figures})
     found = line(chart(of_runs(runs), "scaling"), "predicted, strong")
     assert found.x == [1, 2, 4, 8], "four times as far as the runs"
     step = {ranks: predict(made, Case(micro=64 // ranks, per_host=ranks)).seconds for ranks in (1, 2)}
     assert found.y[:2] == pytest.approx([1.0, step[1] / step[2]], rel=1e-5)
-    assert found.low == pytest.approx([y / 1.25 for y in found.y], rel=1e-5)
-    assert found.high == pytest.approx([y / 0.9 for y in found.y], rel=1e-5)
+    assert found.low[:2] == pytest.approx([y / 1.25 for y in found.y[:2]], rel=1e-5)
+    assert found.high[:2] == pytest.approx([y / 0.9 for y in found.y[:2]], rel=1e-5)
+    assert found.low[2:] == found.high[2:] == [None, None], "no band where nothing was checked"
+    assert page(report([of_runs(runs)]))
 
 
 def test_time_against_accuracy_with_memory_as_size(folders: Folders) -> None:

@@ -28,10 +28,10 @@ def measure(settings: Settings) -> Section:
     for case in found["cases"]:
         _add(section, case)
     section.notes += [
-        f"Median error {found['median_error']:.1%}, worst {found['worst_error']:.1%} over {found['n']} held-out placements "
+        f"Median error {found['median_error']:.1%}, worst {found['worst_error']:.1%} of {found['n']} single predictions "
         f"(goal {check.GOAL_MEDIAN:.0%} and {check.GOAL_WORST:.0%}: {'met' if found['goal_met'] else 'missed'}).",
         f"The machine itself changed its speed by up to {found['drift']:+.1%} between two fits of the same placement.",
-        "An error is (measured - predicted) / predicted, the mean over the times that it was fitted, predicted and run.",
+        "An error is (measured - predicted) / predicted, of each prediction by itself.",
     ]
     if found["detours_ms"]:
         own = ", ".join(f"{each:.2f}" for each in found["detours_ms"])
@@ -39,7 +39,8 @@ def measure(settings: Settings) -> Section:
             f"A hop between emulated hosts takes {own} ms by itself, which the predictions for links contain."
         )
     section.notes += [
-        f"{case['what']}: {case['fit']}, {case['placement']}: {case['error']:+.1%}" for case in found["cases"]
+        f"{case['what']}: {case['fit']}, {case['placement']}: {', '.join(f'{error:+.1%}' for error in case['errors'])}"
+        for case in found["cases"]
     ]
     section.notes += [
         f"Fit of {one['fit']}: {one['seconds']:.0f} s, batches {one['batches']}." for one in found["fits"]

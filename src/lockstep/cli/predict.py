@@ -186,7 +186,7 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
                 f"{row['hosts']:,}",
                 passes,
                 _ms(row["step_ms"]),
-                f"{_ms(interval[0])}–{_ms(interval[1])}" if interval else "–",
+                f"{_ms(interval[0])}–{_ms(interval[1])}" if interval else "not checked",
                 *(_ms(row[f"{part}_ms"]) for part in parts),
                 f"{row['images_per_second']:,.0f}",
                 f"{row['speed_up']:.2f}",
@@ -244,19 +244,19 @@ def _check(quick: bool, as_json: bool) -> None:
             case["what"],
             case["fit"],
             case["placement"],
-            _ms(case["predicted_ms"]),
-            _ms(case["measured_ms"]),
-            f"{case['error']:+.1%}",
+            ", ".join(map(_ms, case["predictions_ms"])),
+            ", ".join(map(_ms, case["runs_ms"])),
+            ", ".join(f"{error:+.1%}" for error in case["errors"]),
         ]
         for case in found["cases"]
     ]
-    print_table(["held out", "fit", "placement", "predicted ms", "measured ms", "error"], rows, right=(3, 4, 5))
+    print_table(["held out", "fit", "placement", "predicted ms", "measured ms", "errors"], rows, right=(3, 4, 5))
     out = console()
     if found["left_out"]:
         out.print(f"Links were left out: {found['left_out']}", soft_wrap=True)
     verdict = "met" if found["goal_met"] else "missed"
     out.print(
-        f"Median error {found['median_error']:.1%}, worst {found['worst_error']:.1%} on {found['n']} held-out placements "
+        f"Median error {found['median_error']:.1%}, worst {found['worst_error']:.1%} of {found['n']} single predictions "
         f"(goal {check.GOAL_MEDIAN:.0%} and {check.GOAL_WORST:.0%}: {verdict}); the machine itself changed its speed by "
         f"{found['drift']:+.1%} meanwhile.",
         soft_wrap=True,

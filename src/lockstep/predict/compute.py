@@ -33,7 +33,7 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int
     """How many shared the host in `sharing`."""
     wrapper: float
-    """What the strategy costs beside the exchange, in a step."""
+    """What the strategy costs beside the exchange, in a step of one pass."""
     alone: list[Point]
     sharing: list[Point]
     """With the wrapper, all ranks of the host at once."""
@@ -42,18 +42,20 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True):
         """A step of `accumulation` passes of `micro` samples, on a host with so many ranks."""
         alone = at(self.alone, micro)
         compute = accumulation * (alone.seconds - alone.optimizer) + alone.optimizer
+        # DDP's forward and its hooks recur in every pass.
+        wrapper = accumulation * self.wrapper
         if sharing == 1 or not self.sharing:
-            return Parts(compute, self.wrapper, 0.0, alone.backward)
+            return Parts(compute, wrapper, 0.0, alone.backward)
         shared = at(self.sharing, micro)
         if sharing > self.ranks:  # more than were measured, and than there is room for: they take turns
             turns = sharing / self.ranks
-            whole = accumulation * (shared.seconds - self.wrapper - alone.optimizer) + alone.optimizer + self.wrapper
-            return Parts(compute, self.wrapper, turns * whole - compute - self.wrapper, turns * shared.backward)
+            whole = accumulation * (shared.seconds - alone.optimizer) + alone.optimizer
+            return Parts(compute, wrapper, turns * whole - compute - wrapper, turns * shared.backward)
         # Measured with one rank and with all that the host holds; between the two, contention is taken to grow evenly.
         share = (sharing - 1) / (self.ranks - 1)
         contention = accumulation * (shared.seconds - self.wrapper - alone.seconds) * share
         backward = alone.backward + (shared.backward - alone.backward) * share
-        return Parts(compute, self.wrapper, contention, backward)
+        return Parts(compute, wrapper, contention, backward)
 
     def covers(self, micro: float) -> bool:
         """Whether so many samples lie within what was measured."""

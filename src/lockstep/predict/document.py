@@ -14,6 +14,7 @@ from lockstep.launch.link import parse_link
 from lockstep.placement import Placement, ranks_per_host
 from lockstep.predict import check
 from lockstep.predict.fit import Fit, age
+from lockstep.predict.messages import ROUNDS
 from lockstep.predict.model import missed
 from lockstep.predict.replay import replay, script_of
 from lockstep.predict.scaling import Ask, Row, Verdict
@@ -60,7 +61,12 @@ def ask(fit: Fit, recipe: Recipe, placement: Placement, **options: Any) -> tuple
         f"Up to {asked.per_host} rank(s) are on this host; more of them on more hosts like it, {asked.per_host} rank(s) of "
         f"{fit.placement.threads} thread(s) on each, {between}. This machine's loopback is not a network."
     )
-    return asked, [hosts, "Ranks are disturbed independently of each other, each as much as those of this host."]
+    assumed = [hosts, "Ranks are disturbed independently of each other, each as much as those of this host."]
+    if options["every"] or fit.placement.strategy in ROUNDS:
+        assumed.append(
+            "Local SGD was not measured: its steps are taken to be those of ranks that exchange nothing, with one all-reduce of the weights a round."
+        )
+    return asked, assumed
 
 
 def beyond(fit: Fit, rows: Sequence[Row]) -> list[str]:
@@ -83,11 +89,11 @@ def earned() -> tuple[dict[str, Any] | None, str]:
     found = check.known()
     if found is None:
         return None, "not checked on this machine: run 'lockstep predict --check'"
-    keys = ("time", "quick", "n", "median_error", "worst_error", "lowest", "highest", "drift")
+    keys = ("time", "quick", "n", "most_ranks", "median_error", "worst_error", "lowest", "highest", "drift")
     when = time.strftime("%Y-%m-%d", time.localtime(found["time"]))
     text = (
-        f"on {found['n']} held-out placements of this machine ({when}) the model was off by {found['median_error']:.1%} in the middle "
-        f"and by {found['worst_error']:.1%} at worst; rank counts beyond {found.get('most_ranks', 2)} could not be tried here"
+        f"{found['n']} predictions of held-out runs on this machine ({when}) were off by {found['median_error']:.1%} in the middle and by "
+        f"{found['worst_error']:.1%} at worst; checked with up to {found['most_ranks']} ranks only, so beyond that there is no interval"
     )
     return {key: found[key] for key in keys}, text
 
@@ -162,7 +168,7 @@ def _row(row: Row, figures: dict[str, Any] | None) -> dict[str, Any]:
     step = row.step
     milliseconds = {f"{part}_ms": seconds * 1e3 for part, seconds in asdict(step).items()}
     interval = None
-    if figures:
+    if figures and row.ranks <= figures["most_ranks"]:
         interval = [
             step.seconds * 1e3 * (1 + min(0.0, figures["lowest"])),
             step.seconds * 1e3 * (1 + max(0.0, figures["highest"])),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.errors import InputError
-from lockstep.report.views import Series, short, shorts
+from lockstep.report.views import Series, shorts
 from lockstep.run import Spec
 
 # How far beyond what was run it looks, as a factor.
@@ -51,16 +51,18 @@ def predicted(base: Spec, most_cores: int, weak: Sequence[bool]) -> Predicted:
 def _line(weak: bool, rows: Sequence[Any], threads: int, figures: dict[str, Any] | None) -> Series:
     known = [row for row in rows if row.step]
     speeds = [row.speed_up for row in known]
-    # A step that takes longer than predicted by `highest` gives that much less speed-up.
-    low = [speed / (1 + max(0.0, figures["highest"])) for speed in speeds] if figures else []
-    high = [speed / (1 + min(0.0, figures["lowest"])) for speed in speeds] if figures else []
+    # A step that takes longer than predicted by `highest` gives that much less speed-up. Where nothing was checked there is no band.
+    checked = [row.ranks <= figures["most_ranks"] if figures else False for row in known]
+    errors = (figures["highest"], figures["lowest"]) if figures else (0.0, 0.0)
+    low = [s / (1 + max(0.0, errors[0])) if ok else None for s, ok in zip(speeds, checked, strict=True)]
+    high = [s / (1 + min(0.0, errors[1])) if ok else None for s, ok in zip(speeds, checked, strict=True)]
     return Series(
         name=f"predicted, {'weak' if weak else 'strong'}",
         colour="c6" if weak else "c7",
         dash=True,
         x=[row.ranks * threads for row in known],
         y=shorts(speeds),
-        low=[short(speed) for speed in low],
-        high=[short(speed) for speed in high],
+        low=shorts(low) if figures else [],
+        high=shorts(high) if figures else [],
         role="predicted",
     )
