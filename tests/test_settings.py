@@ -29,6 +29,19 @@ def test_a_file_then_words_over_it(tmp_path: Path) -> None:
     assert (recipe.epochs, recipe.optimizer.lr, placement.ranks) == (1, 0.1, 4)
 
 
+def test_the_last_word_about_hosts_says_whether_they_are_emulated(tmp_path: Path) -> None:
+    file, resolved = tmp_path / "a.toml", tmp_path / "b.toml"
+    file.write_text('[placement]\nranks = 2\nhosts = "emulated:2"\n')
+    resolved.write_text(as_toml(*load([file], [])))
+    for source in (file, resolved):
+        hosts = [(made.hosts, made.emulated) for _, made in (load([source], words) for words in ([], ["hosts=1"]))]
+        assert hosts == [(2, True), (1, False)], source.read_text()
+    for words in (["hosts=emulated:3", "hosts=2"], ["placement.hosts=2"]):
+        assert not load([file], words)[1].emulated
+    assert load([], ["emulated=true", "hosts=2"])[1].emulated
+    assert load([], ["hosts=1"], {"emulated": True, "hosts": 4})[1] == Placement()
+
+
 @pytest.mark.parametrize(
     ("word", "message"),
     [

@@ -64,10 +64,11 @@ def load(
     """Read files, then words, later ones over earlier ones; `base` holds defaults that both may change."""
     recipe: Tree = {}
     placement: Tree = {}
-    for key, value in (base or {}).items():
+    for key, value in _hosts_first((base or {}).items()):
         _put(key, value, recipe, placement)
     for path in files:
         _merge_file(path, recipe, placement)
+    pairs = []
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or not key:
@@ -75,8 +76,15 @@ def load(
         key = key.strip().replace("-", "_")
         # "none" leaves a setting out, but where it is one of its values.
         value = "none" if text.strip() == "none" and "none" in _choices(key) else parse_value(text.strip())
+        pairs.append((key, value))
+    for key, value in _hosts_first(pairs):
         _put(key, value, recipe, placement)
     return _convert(recipe, Recipe), _convert(placement, Placement)
+
+
+def _hosts_first(pairs: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """`hosts` says also whether hosts are emulated, over what earlier sources said; within one source `emulated` has the last word."""
+    return sorted(pairs, key=lambda pair: pair[0].removeprefix("placement.") != "hosts")
 
 
 def parse_value(text: str) -> Any:
@@ -132,7 +140,7 @@ def _merge_file(path: Path, recipe: Tree, placement: Tree) -> None:
 def _merge(content: Tree, recipe: Tree, placement: Tree, prefix: str) -> None:
     for key, value in content.items():
         if not prefix and key == "placement" and isinstance(value, dict):
-            for inner, inner_value in value.items():
+            for inner, inner_value in _hosts_first(value.items()):
                 if isinstance(inner_value, dict):
                     _merge(inner_value, recipe, placement, prefix=f"{inner}.")
                     continue
@@ -160,8 +168,9 @@ def _put(key: str, value: Any, recipe: Tree, placement: Tree) -> None:
         (placement if table in _PLACEMENT_KEYS else recipe).setdefault(table, {})[inner] = value
     elif key in _TABLES:
         raise InputError(f"{key}={value}: state its parts, for example {key}.{_EXAMPLES[key]}")
-    elif key == "hosts" and isinstance(value, str) and (match := re.fullmatch(r"emulated:(\d+)", value)):
-        placement |= {"hosts": int(match.group(1)), "emulated": True}
+    elif key == "hosts":
+        match = re.fullmatch(r"emulated:(\d+)", value) if isinstance(value, str) else None
+        placement |= {"hosts": int(match[1]) if match else value, "emulated": match is not None}
     elif key in _RECIPE_KEYS:
         recipe[key] = value
     elif key in _PLACEMENT_KEYS:
