@@ -136,7 +136,10 @@ def test_each_rank_keeps_to_a_core_of_its_own(module_cli: Cli) -> None:
         "        print('cores', sorted(os.sched_getaffinity(0)), flush=True)\n"
         "    def forward(self, x): return super().forward(x.flatten(1))\n"
     )
+    # Stated, because another test's run may hold one of them.
+    module_cli.environment["LOCKSTEP_CORES"] = ",".join(map(str, sorted(os.sched_getaffinity(0))[:2]))
     run = Run(Path(module_cli.run(*SHORT, *TWO, "max_steps=2", "model=net.py:Net")["run"]))
+    del module_cli.environment["LOCKSTEP_CORES"]
     logs = [(run.rank_folder(rank) / "log.txt").read_text() for rank in range(2)]
     cores = [re.findall(r"cores (\[.*\])", log)[-1] for log in logs]
     assert all(len(json.loads(mine)) == 1 for mine in cores), cores

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import NoReturn
 
 PARENT = "LOCKSTEP_PARENT_PID"
+CORES = "LOCKSTEP_CORES"
+"""The cores of all ranks of this host, in their order: "2,3"; or "any:0,1,2,3" where they are not to be pinned (launch/cores.py)."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -36,10 +38,17 @@ def redirect_output(path: Path) -> None:
 
 
 def pin(local_rank: int, local_world: int, threads: int) -> bool:
-    """Keep this rank on cores of its own; with more ranks than cores there are none, and the system decides."""
+    """Keep this rank on cores of its own; with more ranks than free cores there are none, and the system decides."""
     if not hasattr(os, "sched_setaffinity"):
         return False
-    usable = sorted(os.sched_getaffinity(0))
+    text = os.environ.get(CORES, "")
+    listed = [int(core) for core in text.removeprefix("any:").split(",") if core]
+    if text.startswith("any:"):
+        # A launcher that binds ranks by itself may have put them where another run is.
+        with suppress(OSError):
+            os.sched_setaffinity(0, listed)
+        return False
+    usable = listed or sorted(os.sched_getaffinity(0))
     if local_world * threads > len(usable):
         return False
     with suppress(OSError):
