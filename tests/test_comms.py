@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from lockstep.comms import choose, store
+from lockstep.comms import choose, segments, store
 from lockstep.comms.capabilities import published
 from lockstep.comms.cells import Cell, lines, quantile, summarise
 from lockstep.comms.chart import terminal
@@ -24,7 +24,6 @@ from lockstep.comms.crew import Crew, CrewLost, unavailable
 from lockstep.comms.fit import fit
 from lockstep.comms.measure import left_early
 from lockstep.comms.plan import COLLECTIVES, Task, bandwidths, message_bytes, missing, placement_for, sizes
-from lockstep.comms.worker import segments
 from lockstep.resolve import cuda_present
 from support import Cli, processes_of, wait_for
 
@@ -178,14 +177,39 @@ def test_mpi_ranks_that_hang_leave_nothing_behind(tmp_path: Path) -> None:
     try:
         crew.start()
         pids = [int(path.read_text()) for path in tmp_path.glob("crew/ranks/*/pid")]
-        files = [Path(name) for name in segments(pids[0])]
+        assert not any(segments.of_process(pid) for pid in pids), "names are taken away when the ranks have met"
         with pytest.raises(CrewLost) as lost:
             crew.measure("own", 64, calls=3, seed=1, limit_s=2)
     finally:
         crew.end(politely=False)
     assert lost.value.kind == "hang"
-    assert not any(path.exists() for path in files)
     assert not processes_of(tmp_path)
+
+
+def test_only_files_of_our_own_ranks_are_removed(tmp_path: Path) -> None:
+    """Ranks that were ended while they met leave files of MPI's. A process that has got the number of one is a stranger."""
+    crew = Crew(Task(placement=placement_for("gloo", "cpu", 2, 40)), tmp_path / "crew")
+    code = "import mmap, os, sys; f = open(sys.argv[1], 'r+b'); m = mmap.mmap(f.fileno(), 0); print('open', flush=True); input()"
+    files = [Path(f"/dev/shm/mpich_shm_test{os.getpid()}{rank}") for rank in range(3)]
+    processes = []
+    try:
+        for rank, (file, words) in enumerate(zip(files, ([str(crew.folder)], [], [str(crew.folder)]), strict=True)):
+            file.write_bytes(bytes(4096))
+            argv = [sys.executable, "-c", code, str(file), *words]
+            processes.append(subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            assert processes[-1].stdout.readline() == b"open\n"  # type: ignore[union-attr]
+            (crew.folder / "ranks" / f"{rank:04d}").mkdir(parents=True)
+            (crew.folder / "ranks" / f"{rank:04d}" / "pid").write_text(str(processes[-1].pid))
+        files[2].unlink()
+        files[2].write_bytes(bytes(4096))  # another file, under the same name
+        crew.end(politely=False)
+        assert [file.exists() for file in files] == [False, True, True]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+        for file in files:
+            file.unlink(missing_ok=True)
 
 
 def test_what_is_not_supported_is_recorded_as_that(cli: Cli) -> None:

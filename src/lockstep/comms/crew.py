@@ -9,17 +9,19 @@ import select
 import signal
 import subprocess
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from lockstep.comms import segments
 from lockstep.comms.plan import Task, missing, placement_for
-from lockstep.comms.worker import rank_folder, segments
+from lockstep.comms.worker import rank_folder
 from lockstep.errors import InputError, LockstepError
 from lockstep.launch import mpirun, starts_of
 from lockstep.launch.base import Start
+from lockstep.launch.cores import cores_of
 from lockstep.placement import Plan
 from lockstep.process import PARENT
 from lockstep.recipe import Recipe
@@ -49,7 +51,8 @@ class Crew:
         self._orders: list[int] = []
         self._answers: list[int] = []
         self._pending: list[bytes] = []
-        self._leavings: set[str] = set()
+        self._leavings: set[tuple[str, int]] = set()
+        self._cores = ExitStack()
 
     def start(self) -> None:
         ranks = self.task.placement.ranks
@@ -66,13 +69,15 @@ class Crew:
             starts = starts_of(_spec(self.task), self.folder, 0)
         except LockstepError as error:
             raise CrewLost("failed", str(error)) from None
+        # Crews take turns, so those of one measurement share their cores.
+        cores = self._cores.enter_context(cores_of(self.task.placement))
         for start in starts:
-            self._processes.append(self._begin(start))
+            self._processes.append(self._begin(start, cores))
         self._collect(START_S)
 
-    def _begin(self, start: Start) -> subprocess.Popen[bytes]:
+    def _begin(self, start: Start, cores: dict[str, str]) -> subprocess.Popen[bytes]:
         start = for_comms(start)
-        environment = {**start.defaults, **os.environ, **start.environment, PARENT: str(os.getpid())}
+        environment = {**start.defaults, **os.environ, **start.environment, **cores, PARENT: str(os.getpid())}
         with (self.folder / "launcher.log").open("ab") as log:
             return subprocess.Popen(
                 start.argv, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -100,7 +105,7 @@ class Crew:
                 if answer := self._read(rank):
                     answers[rank] = answer
                     if "error" in answer:
-                        self._leavings.update(answer["segments"])
+                        self._leavings.update((name, inode) for name, inode in answer["segments"])
                         until = min(until, time.monotonic() + GRACE_S)
             if ended is not None and not readable:
                 break
@@ -157,7 +162,7 @@ class Crew:
                     process.wait(max(0.1, until - time.monotonic()))
         for path in self.folder.glob("ranks/*/pid"):
             with suppress(OSError, ValueError):
-                self._leavings.update(segments(int(path.read_text())))
+                self._leavings.update(segments.of_rank(int(path.read_text()), self.folder))
         # Closing the pipes ends every rank, also those that are no children of ours.
         for end in (*self._orders, *self._answers):
             os.close(end)
@@ -171,8 +176,9 @@ class Crew:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(2.0)
         self._processes = []
-        for name in self._leavings:
-            Path(name).unlink(missing_ok=True)
+        self._cores.close()
+        for name, inode in self._leavings:
+            segments.remove(name, inode)
 
 
 def unavailable(backend: str, device: str, ranks: int) -> str | None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from lockstep.comms import segments
 from lockstep.comms.plan import Task
 from lockstep.errors import InputError
 from lockstep.parallel.ranks import Rank, detect
@@ -168,18 +169,8 @@ def _account(error: BaseException) -> dict[str, Any]:
         "error": f"{type(error).__name__}: {text}"[:300],
         "unsupported": unsupported,
         "lost": is_peer_loss(error),
-        "segments": segments(os.getpid()),
+        "segments": segments.of_process(os.getpid()),
     }
-
-
-def segments(pid: int) -> list[str]:
-    """The shared-memory files that a process has open; an MPI library leaves them behind when its ranks do not end in order."""
-    try:
-        maps = Path(f"/proc/{pid}/maps").read_text()
-    except OSError:
-        return []
-    names = {line.split(maxsplit=5)[-1] for line in maps.splitlines() if "/dev/shm/" in line}
-    return sorted(name for name in names if name.startswith("/dev/shm/") and not name.endswith("(deleted)"))
 
 
 if __name__ == "__main__":

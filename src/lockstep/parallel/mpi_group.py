@@ -29,9 +29,7 @@ except (ImportError, RuntimeError) as problem:  # RuntimeError: no MPI library w
 
 from lockstep.parallel.mpi_base import NAME, open_groups
 from lockstep.parallel.mpi_collectives import MpiGroup
-
-# How the MPIs name the shared memory of the ranks of a host.
-SEGMENTS = ("mpich_shm_", "sm_segment.", "vader_segment.")
+from lockstep.parallel.ranks import MPI_SEGMENTS
 
 
 def _create(given: Any, options: Any = None) -> MpiGroup:
@@ -54,7 +52,7 @@ def _leave_no_segments() -> None:
     with suppress(OSError):  # no /proc: not Linux
         for line in Path("/proc/self/maps").read_text().splitlines():
             path = Path(line.split(maxsplit=5)[-1])
-            if path.parent == Path("/dev/shm") and path.name.startswith(SEGMENTS):
+            if path.parent == Path("/dev/shm") and path.name.startswith(MPI_SEGMENTS):
                 path.unlink(missing_ok=True)
 
 

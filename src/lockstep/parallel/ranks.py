@@ -36,6 +36,9 @@ OPEN_MPI = (
 MPICH = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 SRUN = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE")
 
+# How the MPIs name the shared memory of the ranks of a host, in /dev/shm.
+MPI_SEGMENTS = ("mpich_shm_", "sm_segment.", "vader_segment.")
+
 TABLES: dict[str, tuple[tuple[str, str, str, str], ...]] = {
     "single": (OURS,),
     "spawn": (OURS,),
