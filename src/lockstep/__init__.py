@@ -5,10 +5,10 @@ The public surface. Names are imported when they are first used, so `import lock
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # typing itself takes as long to import as all of this twice over
 if TYPE_CHECKING:
+    from typing import Any
+
     from lockstep.data import open_data
     from lockstep.errors import DataError, InputError, LockstepError, RunFailed
     from lockstep.launch import train
@@ -49,4 +49,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'lockstep' has no attribute '{name}'")
+    import importlib
+
     return getattr(importlib.import_module(f"lockstep.{_WHERE[name]}"), name)

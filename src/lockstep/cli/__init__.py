@@ -1,134 +1,39 @@
-"""The command line: a click group that imports a command's module only when that command runs.
+"""The door of the command line: it imports next to nothing, so that Ctrl-C is one line from the first moment on.
 
-`lockstep --help` therefore costs little more than starting Python, and never imports torch.
+What is behind it is in commands.py.
 """
 
 from __future__ import annotations
 
-import difflib
-import importlib
-import io
 import os
 import sys
-from collections.abc import Sequence
-from typing import Any
 
-import click
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
-from lockstep.errors import InputError, LockstepError, RunCancelled
-from lockstep.text import is_text, printable
-
-# In the order of work. Each command lives in a module of its own: name -> (module, one-line help).
-COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("lockstep.cli.demo", "Train the published MNIST net with one process and with two ranks; compare."),
-    "doctor": ("lockstep.cli.doctor", "Say what this machine can do, what is missing and how to get it."),
-    "data": ("lockstep.cli.data", "List, fetch, verify and look at data sets."),
-    "models": ("lockstep.cli.models", "List the models with parameters, FLOPs and input shape."),
-    "recipes": ("lockstep.cli.recipes", "List the published recipes, or print one."),
-    "comms": ("lockstep.cli.comms", "Measure every collective on every backend; see which backend can do what."),
-    "run": ("lockstep.cli.run", "Train a recipe on a placement; a run folder comes out."),
-    "runs": ("lockstep.cli.runs", "List the runs."),
-    "show": ("lockstep.cli.show", "Show one run: results, where the time went, every rank."),
-    "verify": ("lockstep.cli.verify", "Prove that N ranks compute the same as one process."),
-    "study": ("lockstep.cli.study", "Vary factors, repeat every cell in turns, compare."),
-    "compare": ("lockstep.cli.compare", "Compare runs, or the cells of a study."),
-    "explain": ("lockstep.cli.explain", "Say where the time of a run or study went, and what to do next."),
-    "predict": ("lockstep.cli.predict", "Predict what more ranks, another batch or another link would give."),
-    "report": ("lockstep.cli.report", "Make one page of runs or studies: findings, curves, tables."),
-    "dashboard": ("lockstep.cli.dashboard", "Watch runs and studies in the browser, live."),
-    "quantize": (
-        "lockstep.cli.quantize",
-        "Turn a finished run's model into 8-bit integers; test, write and measure it.",
-    ),
-    "kernels": ("lockstep.cli.kernels", "Measure the fused convolution kernels against PyTorch's own."),
-    "export": ("lockstep.cli.export", "Write runs for other tools: CSV, JSON, Parquet, MLflow, TensorBoard, Perfetto."),
-    "completion": ("lockstep.cli.completion", "Print the shell completion script."),
-}
-
-EPILOG = """\b
-Examples:
-  lockstep demo
-  lockstep run ranks=2 global_batch=256 epochs=3
-  lockstep run recipe.toml optimizer.lr=0.001 --dry-run
-  lockstep verify ranks=2
-
-\b
-Exit codes: 0 done, 2 wrong input, 3 a run failed, 4 data cannot be had, 130 stopped by Ctrl-C.
-"""
-
-
-class LazyGroup(click.Group):
-    """Lists commands from the table and imports one only when it is asked for."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        module = importlib.import_module(COMMANDS[cmd_name][0])
-        command: click.Command = module.command
-        return command
-
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            hint = f" Did you mean '{near[0]}'?" if near else " See 'lockstep --help'."
-            raise click.UsageError(f"No such command '{args[0]}'.{hint}")
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
-
-
-@click.group(cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="lockstep", prog_name="lockstep")
-def cli() -> None:
-    """A lab bench for data-parallel training on PyTorch.
-
-    One command trains a recipe in any distributed way this machine offers, proves that N workers compute the
-    same as one, and shows where the time went.
-    """
+STOPPED = 130
 
 
 def main() -> None:
-    # A terminal or pipe that cannot show a character gets its escape, not an error.
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-    sys.exit(call(sys.argv[1:]))
-
-
-def call(words: Sequence[str]) -> int:
-    """Run the command line and turn every expected error into one line and an exit code."""
-    color = False if os.environ.get("NO_COLOR") else None
+    """The console script `lockstep`."""
     try:
-        _check_text(words)
-        # standalone_mode=False: we map errors to exit codes ourselves (click would exit 1 on Ctrl-C).
-        code = cli.main(list(words), standalone_mode=False, color=color)
-    except click.exceptions.Exit as error:
-        code = error.exit_code
-    except click.ClickException as error:
-        said = io.StringIO()
-        error.show(said)
-        click.echo(printable(said.getvalue()), err=True, nl=False)
-        code = 2
-    except LockstepError as error:
-        click.echo(f"lockstep: {printable(str(error))}", err=True)
-        code = error.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("lockstep: stopped", err=True)
-        code = RunCancelled.exit_code
-    except BrokenPipeError:
-        # The reader went away (`lockstep runs | head`): not an error; keep the interpreter from complaining.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
-    return code if isinstance(code, int) else 0
+        from lockstep.cli.commands import start
+
+        code = start(sys.argv[1:])
+    except KeyboardInterrupt:  # while modules are still being imported
+        from contextlib import suppress
+
+        with suppress(OSError):
+            os.write(2, b"lockstep: stopped\n")
+        code = STOPPED
+    sys.exit(code)
 
 
-def _check_text(words: Sequence[str]) -> None:
-    """Run folders, plans and pages are UTF-8: a word that is not could be written into none of them."""
-    for word in words:
-        if not is_text(word) or "\0" in word:
-            raise InputError(f"'{word}' is not valid text (UTF-8): give the file or folder another name")
+def __getattr__(name: str) -> Any:
+    """The group and the table of commands, for those who use them from Python."""
+    if name in ("COMMANDS", "call", "cli"):
+        from lockstep.cli import commands
+
+        return getattr(commands, name)
+    raise AttributeError(f"module 'lockstep.cli' has no attribute '{name}'")

@@ -58,11 +58,11 @@ def command(runs: Path | None, data_root: Path | None, as_json: bool) -> None:
     results = []
     for label, placement in wanted:
         recipe, where = load([], [], {**RECIPE, "data": data, **placement})
-        folder, spec = prepare(recipe, where, options, runs)
+        run, spec = prepare(recipe, where, options, runs)
         progress = ProgressLine(label)
         note(f"{label}: {spec.plan.line()}")
         try:
-            results.append((label, execute(folder, spec, progress=progress)))
+            results.append((label, execute(run, spec, progress=progress)))
         finally:
             progress.clear()
     report = {**compare(results), "report": str(_write_page([run for _, run in results], runs))}

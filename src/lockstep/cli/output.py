@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,8 @@ def print_json(document: Any) -> None:
 
 def note(text: str) -> None:
     """A remark for the person at the terminal; never mixes with a command's output."""
-    click.echo(printable(text), err=True)
+    with suppress(OSError):  # nobody looks on any more, and that ends nothing
+        click.echo(printable(text), err=True)
 
 
 def console(stderr: bool = False) -> Console:
@@ -49,6 +51,9 @@ def _terminal() -> type[Console]:
     class Terminal(Console):
         def render_str(self, text: str, **options: Any) -> Text:
             return super().render_str(printable(text), **options)
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich would end the process, with exit code 1
 
     return Terminal
 

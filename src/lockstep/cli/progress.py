@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from contextlib import suppress
 
 from lockstep.run import Run, Spec, read_json
 from lockstep.ways import ROUND_FILE
@@ -63,8 +64,9 @@ class ProgressLine:
 
     def clear(self) -> None:
         if self._live:
-            sys.stderr.write("\r\x1b[2K")
             self._live = False
+            with suppress(OSError):
+                sys.stderr.write("\r\x1b[2K")
 
 
 def _of(total: int, spec: Spec) -> str:
@@ -96,5 +98,6 @@ class ProbeLine:
 
     def clear(self) -> None:
         if self._tty:
-            sys.stderr.write("\r\x1b[2K")
-            sys.stderr.flush()
+            with suppress(OSError):
+                sys.stderr.write("\r\x1b[2K")
+                sys.stderr.flush()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from lockstep.cli.output import json_option, note, print_json
 
@@ -122,9 +123,8 @@ def command(
     """Train a recipe on a placement; a run folder comes out."""
     from lockstep.cli.progress import ProgressLine
     from lockstep.errors import InputError
-    from lockstep.launch import discard, execute, prepare
+    from lockstep.launch import execute, prepare, specify
     from lockstep.launch.resume import resumed
-    from lockstep.placement import one_command_per_host
     from lockstep.run import Options, Run, runs_root
 
     ours, script, script_args = split_script(words)
@@ -142,23 +142,19 @@ def command(
         trace=trace,
         profile=profile,
     )
-    folder, spec = prepare(recipe, placement, options, runs, name)
-    for warning in warnings(spec):
-        note(f"warning: {warning}")
-    problem = _cannot_look(spec)
-    if problem:
-        discard(folder)
-        raise InputError(problem)
+
+    def check(spec: Any) -> None:
+        for warning in warnings(spec):
+            note(f"warning: {warning}")
+        if problem := _cannot_look(spec):
+            raise InputError(problem)
+
     if dry_run:
-        discard(folder)
+        folder, spec = specify(recipe, placement, options, runs, name)
+        check(spec)
         _show_plan(words, folder, spec, as_json)
         return
-    if one_command_per_host(spec.placement) and (host_index is None or name is None):
-        discard(folder)
-        raise InputError(
-            f"hosts={spec.placement.hosts}: every host starts its own command with the same --name and its own --host-index; "
-            "--dry-run prints them"
-        )
+    run, spec = prepare(recipe, placement, options, runs, name, host_index, check)
     progress = None if quiet else ProgressLine()
     if not quiet:
         if not script:
@@ -166,7 +162,7 @@ def command(
         for line in remarks(spec):
             note(line)
     try:
-        run = execute(folder, spec, host_index or 0, progress)
+        execute(run, spec, host_index or 0, progress)
     finally:
         if progress:
             progress.clear()
@@ -245,6 +241,28 @@ def remarks(spec: Any) -> list[str]:
     return found
 
 
+# What makes a command that is printed another one than the command that prints it.
+_NOT_REPEATED = ("host_index", "dry_run", "as_json")
+
+
+def repeated_options(context: click.Context, folder: Path, spec: Any) -> list[str]:
+    """Every option that this command was given, as another host has to be given it: none is named here, so none is forgotten."""
+    settled = {"name": folder.name, "runs": folder.parent, "data_root": spec.options.data_root}
+    # 'last' would be another run as soon as the first host has started.
+    settled["resume"] = spec.options.resume_from
+    words: list[str] = []
+    for option in context.command.params:
+        name = option.name or ""
+        if not isinstance(option, click.Option) or name in _NOT_REPEATED:
+            continue
+        value = settled.get(name, context.params[name])
+        given = context.get_parameter_source(name) not in (None, ParameterSource.DEFAULT)
+        if value is None or not (given or name in settled):
+            continue
+        words += [option.opts[-1]] if option.is_flag else [option.opts[-1], str(value)]
+    return words
+
+
 def _show_plan(words: tuple[str, ...], folder: Path, spec: Any, as_json: bool) -> None:
     from lockstep.launch import starts_of
     from lockstep.launch.describe import exchanged_bytes, host_commands
@@ -255,7 +273,8 @@ def _show_plan(words: tuple[str, ...], folder: Path, spec: Any, as_json: bool) -
     per_host = one_command_per_host(spec.placement)
     hosts = range(spec.placement.hosts if per_host else 1)
     raw = [[start.words() for start in starts_of(spec, folder, host)] for host in hosts]
-    commands = host_commands(words, folder, spec) if per_host else []
+    options = repeated_options(click.get_current_context(), folder, spec)
+    commands = host_commands(words, options, spec.placement.hosts) if per_host else []
     if as_json:
         import msgspec
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 from typing import Any
 
 from lockstep.run import Spec
@@ -31,10 +30,13 @@ def exchanged_bytes(spec: Spec) -> dict[str, Any]:
     return {"bytes_per_step": payload, "parameters": parameters, "sent_per_rank": sent, "line": line}
 
 
-def host_commands(words: tuple[str, ...], folder: Path, spec: Spec) -> list[str]:
-    """The command to type on each host; the folder may be shared between them or not."""
-    options = spec.options
-    more = ["--data-root", options.data_root] if options.data_root else []
-    more += ["--time-limit", f"{options.time_limit_s:g}"] if options.time_limit_s else []
-    common = ["lockstep", "run", *words, *more, "--runs", str(folder.parent), "--name", folder.name]
-    return [shlex.join([*common, "--host-index", str(host)]) for host in range(spec.placement.hosts)]
+def host_commands(words: tuple[str, ...], options: list[str], hosts: int) -> list[str]:
+    """The command to type on each host; the run's folder may be shared between them or not."""
+    own_options = any(
+        word.startswith("-") for word in words
+    )  # of the user's script: only `--` keeps them from being ours
+    commands = []
+    for host in range(hosts):
+        ours = [*options, "--host-index", str(host)]
+        commands.append(["lockstep", "run", *([*ours, "--", *words] if own_options else [*words, *ours])])
+    return [shlex.join(command) for command in commands]

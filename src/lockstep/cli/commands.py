@@ -1,0 +1,158 @@
+"""The command line: a click group that imports a command's module only when that command runs.
+
+`lockstep --help` therefore costs little more than starting Python, and never imports torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import importlib
+import io
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, TextIO
+
+import click
+
+from lockstep.errors import InputError, LockstepError, RunCancelled
+from lockstep.text import is_text, printable
+
+# In the order of work. Each command lives in a module of its own: name -> (module, one-line help).
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("lockstep.cli.demo", "Train the published MNIST net with one process and with two ranks; compare."),
+    "doctor": ("lockstep.cli.doctor", "Say what this machine can do, what is missing and how to get it."),
+    "data": ("lockstep.cli.data", "List, fetch, verify and look at data sets."),
+    "models": ("lockstep.cli.models", "List the models with parameters, FLOPs and input shape."),
+    "recipes": ("lockstep.cli.recipes", "List the published recipes, or print one."),
+    "comms": ("lockstep.cli.comms", "Measure every collective on every backend; see which backend can do what."),
+    "run": ("lockstep.cli.run", "Train a recipe on a placement; a run folder comes out."),
+    "runs": ("lockstep.cli.runs", "List the runs."),
+    "show": ("lockstep.cli.show", "Show one run: results, where the time went, every rank."),
+    "verify": ("lockstep.cli.verify", "Prove that N ranks compute the same as one process."),
+    "study": ("lockstep.cli.study", "Vary factors, repeat every cell in turns, compare."),
+    "compare": ("lockstep.cli.compare", "Compare runs, or the cells of a study."),
+    "explain": ("lockstep.cli.explain", "Say where the time of a run or study went, and what to do next."),
+    "predict": ("lockstep.cli.predict", "Predict what more ranks, another batch or another link would give."),
+    "report": ("lockstep.cli.report", "Make one page of runs or studies: findings, curves, tables."),
+    "dashboard": ("lockstep.cli.dashboard", "Watch runs and studies in the browser, live."),
+    "quantize": (
+        "lockstep.cli.quantize",
+        "Turn a finished run's model into 8-bit integers; test, write and measure it.",
+    ),
+    "kernels": ("lockstep.cli.kernels", "Measure the fused convolution kernels against PyTorch's own."),
+    "export": ("lockstep.cli.export", "Write runs for other tools: CSV, JSON, Parquet, MLflow, TensorBoard, Perfetto."),
+    "completion": ("lockstep.cli.completion", "Print the shell completion script."),
+}
+
+EPILOG = """\b
+Examples:
+  lockstep demo
+  lockstep run ranks=2 global_batch=256 epochs=3
+  lockstep run recipe.toml optimizer.lr=0.001 --dry-run
+  lockstep verify ranks=2
+
+\b
+Exit codes: 0 done, 2 wrong input, 3 a run failed, 4 data cannot be had, 130 stopped by Ctrl-C.
+"""
+
+
+class LazyGroup(click.Group):
+    """Lists commands from the table and imports one only when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(COMMANDS[cmd_name][0])
+        command: click.Command = module.command
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f" Did you mean '{near[0]}'?" if near else " See 'lockstep --help'."
+            raise click.UsageError(f"No such command '{args[0]}'.{hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="lockstep", prog_name="lockstep")
+def cli() -> None:
+    """A lab bench for data-parallel training on PyTorch.
+
+    One command trains a recipe in any distributed way this machine offers, proves that N workers compute the
+    same as one, and shows where the time went.
+    """
+
+
+def start(words: Sequence[str]) -> int:
+    """The whole life of the process: returns the exit code."""
+    # A terminal or pipe that cannot show a character gets its escape, not an error.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    code = call(words)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done: nothing is left to stop
+    for stream in (sys.stdout, sys.stderr):
+        _let_go(stream)
+    return code
+
+
+def _let_go(stream: TextIO) -> None:
+    """What nobody can read any more is dropped here; at its very end the interpreter would complain and change the exit code."""
+    try:
+        stream.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def call(words: Sequence[str]) -> int:
+    """Run the command line and turn every expected error into one line and an exit code."""
+    color = False if os.environ.get("NO_COLOR") else None
+    try:
+        _check_text(words)
+        # standalone_mode=False: we map errors to exit codes ourselves (click would exit 1 on Ctrl-C).
+        code = cli.main(list(words), standalone_mode=False, color=color)
+    except click.exceptions.Exit as error:
+        code = error.exit_code
+    except click.ClickException as error:
+        said = io.StringIO()
+        error.show(said)
+        _say(said.getvalue().rstrip("\n"))
+        code = 2
+    except LockstepError as error:
+        _say(f"lockstep: {error}")
+        code = error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        _say("lockstep: stopped")
+        code = RunCancelled.exit_code
+    except BrokenPipeError:
+        code = 0  # the reader of stdout went away (`lockstep runs | head`): not an error
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO) or error.filename is not None:
+            raise
+        _say(f"lockstep: cannot write the output: {error.strerror}")
+        code = InputError.exit_code
+    return code if isinstance(code, int) else 0
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):  # whoever would read it is gone; the exit code still says it
+        click.echo(printable(text), err=True)
+
+
+def _check_text(words: Sequence[str]) -> None:
+    """Run folders, plans and pages are UTF-8: a word that is not could be written into none of them."""
+    for word in words:
+        if not is_text(word) or "\0" in word:
+            raise InputError(f"'{word}' is not valid text (UTF-8): give the file or folder another name")
