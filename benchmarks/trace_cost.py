@@ -30,13 +30,12 @@ def _start() -> None:
     from lockstep.launch import prepare
     from lockstep.placement import Placement
     from lockstep.recipe import Recipe
-    from lockstep.run import Options, Run
+    from lockstep.run import Options
 
     with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as folder:
         recipe = Recipe(global_batch=RANKS * BATCH_PER_RANK, shuffle=False)
         placement = Placement(ranks=RANKS, threads=1, backend="gloo", launcher="spawn")
-        where, spec = prepare(recipe, placement, Options(save_model=False, trace=1000), Path(folder), "trace-cost")
-        run = Run.create(where.parent, spec)
+        run, _ = prepare(recipe, placement, Options(save_model=False, trace=1000), Path(folder), "trace-cost")
         argv = [sys.executable, "-m", "benchmarks.trace_cost"]
         others = [subprocess.Popen([*argv, str(rank), str(run.folder)]) for rank in range(1, RANKS)]
         first = subprocess.run([*argv, "0", str(run.folder)], stdout=subprocess.PIPE, text=True, check=False)

@@ -118,6 +118,19 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return Cli(tmp_path_factory.mktemp("alone")).run(*SHORT)
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 8 MB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    argv = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)]
+    mounted = subprocess.run(argv, capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"mounting a small file system needs root: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """A real one; without it the tests that look at pages are skipped and say so."""

@@ -82,12 +82,10 @@ def train_here(folder: Path, *words: str) -> dict[str, Any]:
 
     from lockstep.launch import prepare
     from lockstep.parallel.ranks import Rank
-    from lockstep.run import Run
     from lockstep.settings import load
     from lockstep.worker import _train
 
-    where, spec = prepare(*load([], words), runs=folder)
-    run = Run.create(where.parent, spec)
+    run, spec = prepare(*load([], words), runs=folder)
     torch.set_num_threads(spec.placement.threads or 1)
     _train(run, spec, Rank(0, 1, 0, 1), torch.device("cpu"))
     return {**(run.summary() or {}), "run": str(run.folder), "id": run.id, "epochs": run.epochs()}
@@ -102,6 +100,11 @@ def wait_for(condition: Callable[[], Any], seconds: float = 40, what: str = "con
             return value
         time.sleep(0.05)
     pytest.fail(f"waited {seconds} s in vain for {what}")
+
+
+def fill(disk: Path) -> None:
+    """Leave not one block free."""
+    subprocess.run(["dd", "if=/dev/zero", f"of={disk / 'filler'}", "bs=4096"], capture_output=True)
 
 
 def processes_of(folder: Path) -> list[int]:

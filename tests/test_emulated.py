@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.errors import InputError, RunFailed
-from lockstep.launch import discard, emulate, prepare
+from lockstep.launch import emulate, specify
 from lockstep.launch.emulate import Network
 from lockstep.launch.link import Link, parse_link
 from lockstep.launch.tunlink import QUEUE_S, Wire
@@ -348,9 +348,8 @@ def test_a_dry_run_shows_every_command_and_makes_nothing(cli: Cli) -> None:
         assert command[7:11] == [*interface, f"--net=emulated-host-{host}"]
         assert command[-3:-1] == ["-m", "lockstep.worker"]
     recipe, placement = load([], [*SHORT, "ranks=4", "hosts=emulated:2", "launcher=torchrun"])
-    folder, spec = prepare(recipe, placement, runs=cli.runs)
+    _, spec = specify(recipe, placement, runs=cli.runs)
     agents = spec.command
-    discard(folder)
     assert len(agents) == 2
     for host, command in enumerate(agents):
         assert [*interface, f"--net=emulated-host-{host}"] == command[3:7]
@@ -401,6 +400,17 @@ class Started:
     def steps(self) -> int:
         return min(len(read_steps(self.run.rank_folder(rank) / "steps.bin")) for rank in range(2))
 
+    def stands_still(self, beats: int) -> bool:
+        """Whether every rank has reported so often, one sign of life after the other, that it waits at the same step."""
+        seen = getattr(self, "_seen", [])
+        now = [(beat["step"], beat["waits"], beat["time"]) for beat in self.run.rank_statuses()]
+        if not seen or [beat[:2] for beat in seen[-1]] != [beat[:2] for beat in now]:
+            seen = []
+        if not seen or all(before[2] != after[2] for before, after in zip(seen[-1], now, strict=True)):
+            seen.append(now)
+        self._seen = seen
+        return len(seen) > beats and all(waits for _, waits, _ in now)
+
     def end(self, code: int, seconds: float) -> str:
         """What was said on the way out; and nothing may be left."""
         _, errors = self.process.communicate(timeout=seconds)
@@ -413,26 +423,23 @@ class Started:
 
 
 @here
-def test_a_link_cut_for_three_seconds_recovers_and_ctrl_c_leaves_nothing(cli: Cli) -> None:
+def test_a_link_cut_for_a_while_recovers_and_ctrl_c_leaves_nothing(cli: Cli) -> None:
     started = Started(cli, "link=1gbit,0.5ms")
     emulate.cut(started.network, 1)
-    time.sleep(1.0)
+    # Both ranks wait in the exchange of one step, and say so again and again without a step between.
+    wait_for(lambda: started.stands_still(beats=3), what="both ranks to wait for each other")
     during = started.steps()
-    time.sleep(2.0)
-    assert started.steps() - during <= 1, "the link was not cut"
     emulate.mend(started.network, 1)
-    wait_for(lambda: started.steps() > during + 20, seconds=15, what="the run to go on")
+    wait_for(lambda: started.steps() > during + 20, what="the run to go on")
     started.process.send_signal(signal.SIGINT)
-    assert "stopped; what was measured is in" in started.end(130, seconds=15)
+    assert "stopped; what was measured is in" in started.end(130, seconds=60)
 
 
 @here
 def test_a_link_cut_for_good_ends_the_run_by_the_timeout(cli: Cli) -> None:
     started = Started(cli, "link=1gbit", "timeout_s=5")
     emulate.cut(started.network, 0)
-    cut = time.monotonic()
-    errors = started.end(3, seconds=25)
-    assert 4 < time.monotonic() - cut < 15
+    errors = started.end(3, seconds=60)
     assert "lost the other ranks" in errors
     status = started.run.status()
     assert (status["state"], status["rank"] in (0, 1)) == ("failed", True)

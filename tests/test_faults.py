@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
-import time
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 
 from lockstep.measure.records import read_steps
 from lockstep.run import Run
-from support import SHORT, Cli, processes_of, wait_for
+from support import SHORT, Cli, fill, processes_of, wait_for
 
 pytestmark = pytest.mark.cold  # it is about processes: which one was killed, and who is left
 
@@ -48,9 +49,7 @@ def test_kill_9_of_one_rank_ends_all_and_names_it(cli: Cli, launcher: str) -> No
     process, run = started(cli, "ranks=2", f"launcher={launcher}")
     before = len(read_steps(run.rank_folder(1) / "steps.bin"))
     os.kill(rank_pid(run, 1), signal.SIGKILL)
-    killed = time.monotonic()
-    _, errors = process.communicate(timeout=20)
-    assert time.monotonic() - killed < 10
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 3, errors
     assert "Traceback" not in errors
     last = errors.strip().splitlines()[-1]
@@ -71,9 +70,7 @@ def test_kill_9_of_one_rank_ends_all_and_names_it(cli: Cli, launcher: str) -> No
 def test_ctrl_c_stops_every_rank_and_keeps_what_was_measured(cli: Cli) -> None:
     process, run = started(cli, "ranks=2")
     process.send_signal(signal.SIGINT)
-    asked = time.monotonic()
-    _, errors = process.communicate(timeout=20)
-    assert time.monotonic() - asked < 5
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
     assert "stopped; what was measured is in" in errors
@@ -155,7 +152,11 @@ def test_kill_9_of_the_torchrun_agent_leaves_no_rank_training(cli: Cli) -> None:
     assert process.returncode == 3, errors
     wait_for(lambda: not processes_of(run.folder), seconds=5, what="every orphan to be gone")
     assert run.status()["state"] == "failed"
-    assert "torchrun" in errors.strip().splitlines()[-1]
+    killed = (
+        rf"lockstep: run failed: torchrun's agent \(process {agent}\) was killed by SIGKILL after step \d+ \(by hand, "
+    )
+    assert re.match(killed, errors.strip().splitlines()[-1]), errors
+    assert run.status()["signal"] == "SIGKILL"
     assert len(read_steps(run.rank_folder(1) / "steps.bin")) > 20
 
 
@@ -203,27 +204,103 @@ def test_a_run_folder_that_cannot_be_made(cli: Cli) -> None:
     assert "--runs" in message
 
 
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Path:
-    """A real file system of 256 KB."""
-    folder = tmp_path / "tiny"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)], capture_output=True, text=True
+def test_no_room_for_the_run(cli: Cli, small_disk: Path) -> None:
+    """100,000 epochs of steps need more than 8 MB of records: said before the first step, not by a crash later."""
+    message = cli.error("run", *LONG, "--runs", str(small_disk), code=2)
+    assert "no room for the run" in message
+    fill(small_disk)
+    message = cli.error("run", *SHORT, "--runs", str(small_disk), code=2)
+    assert "no room for the run" in message
+
+
+LAUNCHERS = [
+    ("ranks=1", "launcher=single"),
+    ("ranks=2", "launcher=spawn"),
+    pytest.param(("ranks=2", "launcher=torchrun"), marks=pytest.mark.slow),
+    pytest.param(("ranks=2", "launcher=mpirun"), marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("words", LAUNCHERS, ids=lambda words: words[1])
+def test_a_disk_that_fills_up_in_mid_run(cli: Cli, small_disk: Path, words: tuple[str, ...]) -> None:
+    """One line with the true cause, in the terminal and in the folder; what was measured is kept."""
+    cli.runs = small_disk
+    cli.environment["LOCKSTEP_RUNS"] = str(small_disk)
+    # Records of 1,000 epochs take 1.4 MB a rank.
+    process, run = started(cli, "epochs=1000", *words)
+    fill(small_disk)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 3, errors
+    assert "Traceback" not in errors
+    said = errors.strip().splitlines()[-1]
+    expected = rf"lockstep: run failed: rank \d after step \d+: no room for the run in {small_disk}: free some space"
+    assert re.match(expected, said), errors
+    status = run.recorded_status()
+    assert status["state"] == "failed"
+    assert f"run failed: {status['cause']}; " in said
+    assert all(len(read_steps(run.rank_folder(rank) / "steps.bin")) > 20 for rank in range(run.spec().plan.ranks))
+    wait_for(lambda: not processes_of(run.folder), what="every process to be gone")
+    assert "no room for the run" in cli("show", run.id).stdout
+
+
+@pytest.mark.parametrize("words", LAUNCHERS, ids=lambda words: words[1])
+def test_a_run_folder_that_is_removed_in_mid_run(cli: Cli, words: tuple[str, ...]) -> None:
+    process, run = started(cli, *words)
+    shutil.rmtree(run.folder)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 3, errors
+    removed = f"lockstep: run failed: the run folder {run.folder} was removed while the run was under way"
+    assert errors.strip().splitlines()[-1] == removed
+    assert "Traceback" not in errors
+    wait_for(lambda: not processes_of(run.folder), what="every process to be gone")
+    assert not run.folder.exists()
+
+
+@pytest.mark.slow
+def test_kill_9_of_mpirun_names_it(cli: Cli) -> None:
+    process, run = started(cli, "ranks=2", "launcher=mpirun")
+    (launcher,) = children(process.pid)
+    os.kill(launcher, signal.SIGKILL)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 3, errors
+    killed = rf"lockstep: run failed: mpirun \(process {launcher}\) was killed by SIGKILL after step \d+"
+    assert re.match(killed, errors.strip().splitlines()[-1]), errors
+    wait_for(lambda: not processes_of(run.folder), what="every orphan to be gone")
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_reader_that_goes_away_does_not_end_the_run(cli: Cli) -> None:
+    """`lockstep run … 2>&1 | head -n 1`"""
+    with subprocess.Popen(
+        cli.argv("run", *SHORT), env=cli.environment, cwd=cli.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        assert process.stdout
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(100) == 0
+    run = Run.find("last", cli.runs)
+    assert run.status()["state"] == "done"
+    assert len(run.epochs()) == 2
+
+
+@pytest.mark.cold
+@pytest.mark.parametrize("module", ["click", "lockstep.errors", "msgspec"])
+def test_ctrl_c_while_modules_are_imported_is_one_line(cli: Cli, module: str) -> None:
+    """Right after the start. The interrupt comes from the import of that module, so that it comes at that moment."""
+    (cli.folder / "early.py").write_text(
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}: os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from lockstep.cli import main\nmain()\n"
     )
-    if mounted.returncode:
-        pytest.skip(f"mounting a small file system needs root: {mounted.stderr.strip()}")
-    yield folder  # type: ignore[misc]
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def test_no_room_for_the_run(cli: Cli, tiny_disk: Path) -> None:
-    """100,000 epochs of steps need more than 256 KB of records: said before the first step, not by a crash later."""
-    message = cli.error("run", *LONG, "--runs", str(tiny_disk), code=2)
-    assert "no room for the run" in message
-    subprocess.run(["dd", "if=/dev/zero", f"of={tiny_disk / 'filler'}", "bs=4096"], capture_output=True)
-    message = cli.error("run", *SHORT, "--runs", str(tiny_disk), code=2)
-    assert "no room for the run" in message
+    argv = [sys.executable, "early.py", "run", *SHORT, "--dry-run"]
+    result = subprocess.run(argv, env=cli.environment, cwd=cli.folder, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (130, "lockstep: stopped\n")
 
 
 def test_two_hosts_on_this_machine_by_the_commands_that_dry_run_prints(cli: Cli, alone: dict[str, Any]) -> None:

@@ -13,7 +13,6 @@ from lockstep.predict import fit as fits
 from lockstep.predict.here import here
 from lockstep.predict.model import Case, predict
 from lockstep.predict.scaling import table
-from lockstep.run import Run
 from lockstep.settings import load
 from support import Cli
 
@@ -69,7 +68,6 @@ def test_a_fit_and_a_held_out_run(cli: Cli, tmp_path: Path, monkeypatch: pytest.
 
 def test_a_run_without_a_fit_says_how_to_get_one(cli: Cli) -> None:
     cli.environment["LOCKSTEP_DATA"] = str(cli.folder / "cache" / "data")
-    folder, spec = prepare(*load([], WORDS), runs=cli.runs, name="mine")
-    Run.create(folder.parent, spec)
+    prepare(*load([], WORDS), runs=cli.runs, name="mine")
     said = cli.error("predict", "last", code=2)
     assert said == "mine: its recipe has no fit on this machine yet: add --measure (about a minute)"

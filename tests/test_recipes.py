@@ -12,7 +12,7 @@ import pytest
 
 from lockstep import recipes
 from lockstep.errors import InputError
-from lockstep.launch import discard, prepare
+from lockstep.launch import specify
 from lockstep.models import CATALOGUE
 from lockstep.recipe import unused_settings
 from lockstep.recipes import Published, path_of, published
@@ -100,8 +100,7 @@ def test_every_file_can_be_planned(name: str, tmp_path: Path) -> None:
     path = path_of(name)
     assert path
     recipe, _ = load([path], [])
-    folder, spec = prepare(*load([path], [f"data={INSTEAD[recipe.data]}"]), runs=tmp_path)
-    discard(folder)
+    _, spec = specify(*load([path], [f"data={INSTEAD[recipe.data]}"]), runs=tmp_path)
     assert spec.plan.train_samples == 12_000
     share = recipe.batch_per_rank or recipe.global_batch // spec.plan.ranks
     assert spec.plan.global_batch == share * spec.plan.ranks

@@ -372,11 +372,11 @@ def ends(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a script as a rank runs it."""
     script = folder / "wrong.py"
     script.write_text(text)
-    where, spec = prepare(Recipe(), Placement(ranks=1), Options(script=str(script)), folder / "runs")
+    run, spec = prepare(Recipe(), Placement(ranks=1), Options(script=str(script)), folder / "runs")
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(sys, "path", sys.path)
     monkeypatch.setattr(own_loop, "_started", None)
-    own_loop.run_script(Run.create(where.parent, spec), spec, Rank(0, 1, 0, 1))
+    own_loop.run_script(run, spec, Rank(0, 1, 0, 1))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from lockstep.recipe import Recipe
 from lockstep.resolve import resolve
 from lockstep.run import Run, Spec, read_json
 from slurm_cluster import Cluster
-from support import SHORT, Cli, processes_of, wait_for
+from support import SHORT, Cli, fill, processes_of, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.cold]
 
@@ -183,6 +184,27 @@ def test_the_mpi_backend_through_pmi2(on_cluster: Cli, alone: dict[str, Any]) ->
     assert_same_as_alone(on_cluster.run(*SHORT, *ON_SLURM, *words, "slurm.mpi=pmi2"), alone)
     message = on_cluster.error("run", *SHORT, *ON_SLURM, *words, "slurm.mpi=none", code=2)
     assert "the launcher started 2 ranks, but" in message, "never two worlds of one rank"
+
+
+def test_a_disk_that_fills_up_in_mid_run(on_cluster: Cli, small_disk: Path) -> None:
+    on_cluster.runs = small_disk
+    on_cluster.environment["LOCKSTEP_RUNS"] = str(small_disk)
+    process, run, _ = started(on_cluster, "epochs=1000", "hosts=2", "ranks=2")
+    fill(small_disk)
+    said = end_of(process, run, code=3)
+    assert re.match(rf"lockstep: run failed: rank \d after step \d+: no room for the run in {small_disk}", said), said
+    status = run.recorded_status()
+    assert (status["state"], status["slurm_state"]) == ("failed", "FAILED")
+    assert "no room for the run" in status["cause"]
+    assert len(read_steps(run.rank_folder(0) / "steps.bin")) > 5
+
+
+def test_a_run_folder_that_is_removed_in_mid_run(on_cluster: Cli) -> None:
+    process, run, _ = started(on_cluster, "hosts=2", "ranks=2")
+    shutil.rmtree(run.folder)
+    said = end_of(process, run, code=3)
+    assert said == f"lockstep: run failed: the run folder {run.folder} was removed while the run was under way"
+    assert not run.folder.exists()
 
 
 def allocated(cli: Cli, nodes: int, *words: str) -> subprocess.Popen[str]:

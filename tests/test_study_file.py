@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,11 @@ import lockstep.study
 from lockstep.errors import InputError
 from lockstep.placement import Placement
 from lockstep.recipe import Optimizer, Recipe
-from lockstep.run import Run
 from lockstep.study import builtin
 from lockstep.study.definition import Study
 from lockstep.study.file import read, with_words
 from lockstep.study.folder import StudyFolder
-from lockstep.study.plan import Planned, outcome, plan, run_name, specified
+from lockstep.study.plan import Planned, outcome, plan, prepared, run_name
 
 BASE = """
 [recipe]
@@ -246,9 +246,7 @@ def test_what_is_done_and_what_failed_is_not_run_again_and_what_was_killed_is(tm
     folder = StudyFolder.of("mine", runs)
     folder.write(planned)
     for item, state in zip(planned.items, ("done", "failed", "cancelled", "running", "planned"), strict=False):
-        _, spec = specified(planned, item, None, runs)
-        folder.begins(item, spec.id)
-        run = Run.create(runs, spec)
+        run, _ = prepared(planned, item, None, runs, known=partial(folder.begins, item))
         # The process that watched it is gone: 2^22 is above every pid that Linux gives.
         run.write_status(state, supervisor_pid=1 << 22, host=os.uname().nodename)
     folder.begins(planned.items[5], "killed-before-its-folder-was-made")

@@ -31,6 +31,6 @@ def measure(
             "a step with quantize=qat cannot be taken apart yet: measure the same recipe with quantize=off"
         )
     options = Options(data_root=data_root, save_model=False, probe=probe)
-    where, spec = prepare(recipe, placement, options, folder.parent, folder.name)
-    execute(where, spec, progress=progress)
+    run, spec = prepare(recipe, placement, options, folder.parent, folder.name)
+    execute(run, spec, progress=progress)
     return read(folder)

@@ -20,14 +20,16 @@ import json
 import math
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from lockstep.errors import InputError, LockstepError
+from lockstep.errors import InputError
 from lockstep.placement import Placement, Plan
 from lockstep.recipe import Recipe
 from lockstep.text import finite
@@ -35,6 +37,13 @@ from lockstep.text import finite
 T = TypeVar("T")
 FORMAT = 1
 CHECKPOINTS = "checkpoints"
+RESERVE = ".reserve"
+"""Room that is kept for the last words of a run on a disk that has filled up; gone when the run has ended."""
+RESERVE_BYTES = 4096
+TRIAL_BYTES = 1 << 20
+DATA = "data"
+"""A user's own data set as its ranks read it; gone when the run has ended."""
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 ENDED = ("done", "failed", "stalled", "cancelled")
 # A rank shows a sign of life about twice a second; one that is silent for so long is stalled (or its host is).
 STALLED_AFTER_S = 30.0
@@ -42,6 +51,10 @@ STALLED_AFTER_S = 30.0
 
 class FolderExists(InputError):
     """The folder of a new run is there already."""
+
+
+class FolderError(InputError):
+    """The run folder cannot be written."""
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,18 +134,25 @@ def write_atomic(path: Path, content: Any, durable: bool = True) -> None:
     """Replace a small JSON file so that a reader sees the old one or the new one, never half."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     data = json.dumps(finite(content), indent=1, allow_nan=False).encode()
-    with temporary.open("wb") as file:
-        file.write(data)
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
-    """Append one JSON line in a single write."""
+    """Append one JSON line, in a single write unless the disk has not room for all of it."""
+    data = json.dumps(finite(dict(record)), allow_nan=False).encode() + b"\n"
     with path.open("ab", buffering=0) as file:
-        file.write(json.dumps(finite(dict(record)), allow_nan=False).encode() + b"\n")
+        while data:
+            data = data[file.write(data) or 0 :]
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -174,24 +194,54 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 class Run:
     """One run folder, for writing by its ranks and its supervisor and for reading by everyone else."""
 
+    made_here = False
+    """This process made the folder. Whoever did not never deletes in it."""
+    _made_root = False
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     @classmethod
     def create(cls, root: Path, spec: Spec) -> Run:
         """Make the folder with everything that is known before the start."""
-        run = cls(root / spec.id)
-        try:
-            run.folder.mkdir(parents=True)
-            for rank in range(spec.plan.ranks):
-                run.rank_folder(rank).mkdir(parents=True)
-            run.write_spec(spec)
-            run.write_status("planned")
-        except FileExistsError:
-            raise FolderExists(f"run folder {run.folder} exists already: choose another --name") from None
-        except OSError as error:
-            raise folder_error(run.folder, error) from None
+        run = cls.claim(root / spec.id)
+        run.plan(spec)
         return run
+
+    @classmethod
+    def claim(cls, folder: Path) -> Run:
+        """Make an empty folder, which is then nobody else's."""
+        run = cls(folder)
+        run._made_root = not folder.parent.exists()
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            raise FolderExists(f"run folder {folder} exists already: choose another --name") from None
+        except OSError as error:
+            raise folder_error(folder, error) from None
+        run.made_here = True
+        return run
+
+    def plan(self, spec: Spec) -> None:
+        """Write down everything that is known before the start. run.json makes the folder a run, so it comes last."""
+        try:
+            for rank in range(spec.plan.ranks):
+                self.rank_folder(rank).mkdir(parents=True)
+            with (self.folder / RESERVE).open("wb") as file:
+                # A block for each rank's account, and some for the status and the launcher's.
+                os.posix_fallocate(file.fileno(), 0, (spec.plan.ranks + 8) * RESERVE_BYTES)
+            self.write_status("planned")
+            self.write_spec(spec)
+        except OSError as error:
+            raise folder_error(self.folder, error) from None
+
+    def remove(self) -> None:
+        """Take back a folder that was made here, where the run is not going to start."""
+        assert self.made_here
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if self._made_root:
+            with suppress(OSError):  # another run may be there by now
+                self.folder.parent.rmdir()
 
     @classmethod
     def open(cls, folder: Path) -> Run:
@@ -236,6 +286,27 @@ class Run:
     def write_status(self, state: str, **more: Any) -> None:
         """The run's own state; `since` lets readers show how long it has been so."""
         write_atomic(self.folder / "status.json", {"state": state, "since": time.time(), **more})
+
+    def write_last(self, path: Path, content: Any) -> bool:
+        """Write last words, with the room that was kept for them where there is no other. False where that is not possible."""
+        for attempt in range(2):
+            try:
+                write_atomic(path, content)
+                return True
+            except OSError as error:
+                if attempt or error.errno not in NO_ROOM:
+                    return False
+                self.give_back()
+        return False
+
+    def give_back(self) -> None:
+        """Let go of the room that was kept for last words."""
+        with suppress(OSError):
+            (self.folder / RESERVE).unlink()
+
+    def write_last_status(self, state: str, **more: Any) -> bool:
+        """How the run ended; nothing that happens here may hide why it did."""
+        return self.write_last(self.folder / "status.json", {"state": state, "since": time.time(), **more})
 
     def recorded_status(self) -> dict[str, Any]:
         return read_json(self.folder / "status.json") or {"state": "planned"}
@@ -314,13 +385,29 @@ def newest(runs: list[Run]) -> Run:
     return max(runs, key=created)
 
 
-def folder_error(folder: Path, error: OSError) -> LockstepError:
+def folder_error(folder: Path, error: OSError) -> FolderError:
     """What to tell a user whose run folder cannot be written."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return InputError(
+    if error.errno in NO_ROOM:
+        return FolderError(
             f"no room for the run in {folder.parent}: free some space, or choose another place with --runs"
         )
-    return InputError(f"cannot write the run folder {folder}: {error.strerror}; choose another place with --runs")
+    if error.errno == errno.ENOENT and not folder.exists():
+        return FolderError(f"the run folder {folder} was removed while the run was under way")
+    return FolderError(f"cannot write the run folder {folder}: {error.strerror}; choose another place with --runs")
+
+
+def folder_problem(folder: Path) -> FolderError | None:
+    """Why the run folder cannot be written at this moment, found by trying; None where it can."""
+    trial = folder / f".trial.{os.getpid()}"
+    try:
+        try:
+            with trial.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, TRIAL_BYTES)
+        finally:
+            trial.unlink(missing_ok=True)
+    except OSError as error:
+        return folder_error(folder, error)
+    return None
 
 
 def _alive(pid: int) -> bool:

@@ -106,14 +106,14 @@ def verify(
     runs: dict[str, Run] = {}
     for number, (label, name) in enumerate(order, 1):
         tell(f"{number}/{len(order)}  {label}")
-        where, spec = prepare(
+        run, spec = prepare(
             recipe,
             chosen[name],
             options,
             folder,
             name=f"{number}-{'again-' if label != name else ''}{chosen[name].ranks}r",
         )
-        runs[label] = execute(where, spec)
+        runs[label] = execute(run, spec)
     checks: list[Check] = []
     for name in names[1:]:
         checks += _same_mathematics(runs[names[0]], runs[name], names[0], name)

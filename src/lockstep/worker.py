@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from lockstep.errors import InputError, LockstepError, RunFailed
 from lockstep.measure.recorder import write_failure
 from lockstep.parallel.ranks import Rank, detect
 from lockstep.process import die_with_parent, end_now, import_torch, pin, redirect_output
-from lockstep.run import Run, Spec, write_atomic
+from lockstep.run import FolderError, Run, Spec, folder_problem, write_atomic
 
 if TYPE_CHECKING:
     import torch
@@ -89,33 +90,46 @@ def main() -> None:
         pin(*place, spec.placement.threads or 1)
     try:
         work(run, spec, rank)
-    except LockstepError as error:
-        _fail(folder, rank, type(error).__name__, str(error), error.exit_code)
     except BaseException as error:
-        traceback.print_exc()
-        _fail(folder, rank, type(error).__name__, str(error).partition("\n")[0], RunFailed.exit_code, error)
+        if not isinstance(error, LockstepError):
+            with suppress(OSError):  # the log may be on a full disk
+                traceback.print_exc()
+        _fail(run, rank, error)
 
 
-def _fail(folder: Path, rank: Rank, kind: str, message: str, code: int, error: BaseException | None = None) -> None:
+def _fail(run: Run, rank: Rank, error: BaseException) -> None:
     """Leave an account for the supervisor, then end at once: a rank that waits for a dead peer would hang."""
     from lockstep.parallel.group import exit_now, is_peer_loss
 
-    consequence = error is not None and is_peer_loss(error)
-    try:
-        write_failure(
-            folder,
-            {
-                "rank": rank.rank,
-                "kind": kind,
-                "message": message,
-                "exit_code": code,
-                "consequence": consequence,
-                "step": _last_step(folder),
-            },
-        )
-    except OSError as problem:
-        print(f"could not write the account of the failure: {problem}", file=sys.stderr)
+    step = _last_step(run.rank_folder(rank.rank))
+    kind, message, code = type(error).__name__, str(error).partition("\n")[0], RunFailed.exit_code
+    lost = _folder_lost(run, error)
+    if lost is not None:
+        # Before the first step it is a place that does not do; after that, a run that failed.
+        kind, message, code = "", str(lost), RunFailed.exit_code if step else lost.exit_code
+    elif isinstance(error, LockstepError):
+        message, code = str(error), error.exit_code
+    account = {
+        "rank": rank.rank,
+        "kind": kind,
+        "message": message,
+        "exit_code": code,
+        "consequence": lost is None and is_peer_loss(error),
+        "step": step,
+    }
+    if not write_failure(run, account):
+        with suppress(OSError):
+            print(f"could not write the account of the failure: {account}", file=sys.stderr)
     exit_now(code)
+
+
+def _folder_lost(run: Run, error: BaseException) -> FolderError | None:
+    """Whether the run folder is gone or full is what this error comes down to. torch has its own words for a failed write."""
+    if isinstance(error, FolderError):
+        return error
+    if isinstance(error, OSError) or "PytorchStreamWriter" in str(error):
+        return folder_problem(run.folder)
+    return None
 
 
 def _last_step(folder: Path) -> int:

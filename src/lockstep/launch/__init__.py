@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import shutil
+import tempfile
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from lockstep import models
 from lockstep.data import check_name, open_data
-from lockstep.errors import InputError
+from lockstep.errors import InputError, LockstepError, RunCancelled
 from lockstep.launch import emulate, emulated, mpirun, slurm, spawn, torchrun
 from lockstep.launch.auto import choose_backend
 from lockstep.launch.base import Start
@@ -22,10 +26,22 @@ from lockstep.own_loop.script import script_recipe
 from lockstep.placement import Placement, one_command_per_host, plan
 from lockstep.recipe import Recipe
 from lockstep.resolve import resolve
-from lockstep.run import FolderExists, Options, Run, Spec, new_id, runs_root, write_atomic
+from lockstep.run import (
+    DATA,
+    ENDED,
+    FolderExists,
+    Options,
+    Part,
+    Run,
+    Spec,
+    folder_error,
+    new_id,
+    runs_root,
+    write_atomic,
+)
 
-# How long a host waits for another one that is making the run folder they share.
-JOIN_S = 10.0
+# How long a host waits for another one that is making the run folder they share, which may take it as long as its data.
+JOIN_S = 600.0
 LAUNCHERS = {
     "single": spawn.starts,
     "spawn": spawn.starts,
@@ -35,14 +51,72 @@ LAUNCHERS = {
 }
 
 
-def prepare(
+class _Draft(NamedTuple):
+    """A run as far as it is known without its data."""
+
+    folder: Path
+    recipe: Recipe
+    placement: Placement
+    options: Options
+    why_backend: str
+
+
+def specify(
     recipe: Recipe,
     placement: Placement,
     options: Options | None = None,
     runs: Path | None = None,
     name: str | None = None,
 ) -> tuple[Path, Spec]:
-    """Check everything that can be checked before a process starts. Returns the folder the run will have, and its spec."""
+    """What a run would be: the folder it would have, and its spec. Nothing is left on disk."""
+    draft = _draft(recipe, placement, options, runs, name)
+    with tempfile.TemporaryDirectory(prefix="lockstep-data-") as scratch:
+        return draft.folder, _complete(draft, Path(scratch))
+
+
+def prepare(
+    recipe: Recipe,
+    placement: Placement,
+    options: Options | None = None,
+    runs: Path | None = None,
+    name: str | None = None,
+    host_index: int | None = None,
+    check: Callable[[Spec], None] | None = None,
+    part: Part | None = None,
+) -> tuple[Run, Spec]:
+    """Check everything that can be checked before a process starts, and make the run's folder, as planned.
+
+    The folder comes first: a user's own data set is laid out in it, and nobody else can have taken its name. Wrong input, found
+    here or by `check`, leaves no folder behind.
+    """
+    draft = _draft(recipe, placement, options, runs, name)
+    _check_host(draft.placement, host_index, name)
+    if not host_index:
+        torchrun.check_port(draft.placement)
+    if draft.placement.emulated and (problem := emulate.problem()):
+        raise InputError(problem)
+    try:
+        run = Run.claim(draft.folder)
+    except FolderExists:
+        if one_command_per_host(draft.placement):
+            return _join(draft, host_index or 0)
+        raise
+    try:
+        spec = msgspec.structs.replace(_complete(draft, run.folder / DATA), part=part)
+        if check:
+            check(spec)
+        run.plan(spec)
+        if one_command_per_host(spec.placement):
+            _take_place(run, host_index or 0)
+    except BaseException:
+        run.remove()
+        raise
+    return run, spec
+
+
+def _draft(
+    recipe: Recipe, placement: Placement, options: Options | None, runs: Path | None, name: str | None
+) -> _Draft:
     options = options or Options()
     if placement.max_restarts and options.checkpoint_every is None:
         options = msgspec.structs.replace(options, checkpoint_every=1)
@@ -55,11 +129,18 @@ def prepare(
     recipe, placement = resolve(recipe, placement)
     if name is not None and (not name or name.startswith(".") or "/" in name or "\0" in name):
         raise InputError(f"--name {name!r}: a run's name is one plain word, without '/' and not starting with '.'")
-    identity = name or new_id(recipe, placement)
-    folder = (runs_root(runs) / identity).absolute()
-    train_samples, test_samples, origin = _count(recipe, options, early_data(folder))
+    if name == "last":
+        raise InputError("--name last: that word stands for the newest run: choose another")
+    folder = (runs_root(runs) / (name or new_id(recipe, placement))).absolute()
+    return _Draft(folder, recipe, placement, options, why_backend)
+
+
+def _complete(draft: _Draft, scratch: Path) -> Spec:
+    """The spec, with what follows from the data: the plan."""
+    recipe, placement, options = draft.recipe, draft.placement, draft.options
+    train_samples, test_samples, origin = _count(recipe, options, scratch)
     spec = Spec(
-        id=identity,
+        id=draft.folder.name,
         created=time.time(),
         lockstep=version_of("lockstep") or "unknown",
         recipe=recipe,
@@ -67,10 +148,10 @@ def prepare(
         plan=plan(recipe, placement, train_samples, test_samples),
         options=options,
         data_origin=origin,
-        why_backend=why_backend,
+        why_backend=draft.why_backend,
     )
-    command = [start.words() for start in starts_of(spec, folder, host_index=0)]
-    return folder, msgspec.structs.replace(spec, command=command)
+    command = [start.words() for start in starts_of(spec, draft.folder, host_index=0)]
+    return msgspec.structs.replace(spec, command=command)
 
 
 def _count(recipe: Recipe, options: Options, scratch: Path) -> tuple[int, int, str]:
@@ -82,14 +163,48 @@ def _count(recipe: Recipe, options: Options, scratch: Path) -> tuple[int, int, s
     return len(data.train_labels), len(data.test_labels), data.origin
 
 
-def early_data(folder: Path) -> Path:
-    """Where a user's own data set is laid out before the run folder is there; `execute` moves it in."""
-    return folder.parent / f".{folder.name}.data"
+def _check_host(placement: Placement, host_index: int | None, name: str | None) -> None:
+    hosts = placement.hosts
+    if host_index is not None and not 0 <= host_index < hosts:
+        raise InputError(f"--host-index {host_index}: hosts={hosts} are numbered 0 to {hosts - 1}")
+    if not one_command_per_host(placement):
+        if host_index:
+            raise InputError(f"--host-index {host_index}: one command starts all of these hosts: leave it out")
+    elif host_index is None or name is None:
+        raise InputError(
+            f"hosts={hosts}: every host starts its own command with the same --name and its own --host-index; "
+            "--dry-run prints them"
+        )
 
 
-def discard(folder: Path) -> None:
-    """Forget what `prepare` laid out, where the run is not going to start."""
-    shutil.rmtree(early_data(folder), ignore_errors=True)
+def _join(draft: _Draft, host_index: int) -> tuple[Run, Spec]:
+    """Of several hosts that share a file system one makes the run's folder, and the others take their places in it."""
+    folder = draft.folder
+    until = time.monotonic() + JOIN_S
+    while folder.exists() and not (folder / "run.json").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    run = Run.open(folder)
+    there = run.spec()
+    # Hosts may differ in their number of cores, and so in threads; in nothing else.
+    same = msgspec.structs.replace(there.placement, threads=draft.placement.threads) == draft.placement
+    if there.recipe != draft.recipe or not same:
+        raise InputError(f"run folder {folder} holds another recipe or placement: choose another --name")
+    state = run.status()["state"]
+    if state in ENDED:
+        raise FolderExists(f"run folder {folder} holds a run that has ended ({state}): choose another --name")
+    _take_place(run, host_index)
+    return run, msgspec.structs.replace(there, placement=draft.placement)
+
+
+def _take_place(run: Run, host_index: int) -> None:
+    """Each host of a run is there once: who finds the place taken has the wrong name or the wrong --host-index."""
+    try:
+        with (run.folder / f"host-{host_index}").open("x") as file:
+            file.write(f"{platform.node()} {os.getpid()}\n")
+    except FileExistsError:
+        raise FolderExists(
+            f"host {host_index} of run {run.folder} was started before: choose another --name, or another --host-index"
+        ) from None
 
 
 def starts_of(spec: Spec, folder: Path, host_index: int) -> list[Start]:
@@ -99,53 +214,40 @@ def starts_of(spec: Spec, folder: Path, host_index: int) -> list[Start]:
     return LAUNCHERS[spec.placement.launcher](spec, folder, host_index)
 
 
-def execute(folder: Path, spec: Spec, host_index: int = 0, progress: Progress | None = None) -> Run:
-    """Run it. Returns the finished run, or raises the one-line error that says which rank failed and why."""
-    if not 0 <= host_index < spec.placement.hosts:
-        raise InputError(
-            f"--host-index {host_index}: hosts={spec.placement.hosts} are numbered 0 to {spec.placement.hosts - 1}"
-        )
-    if host_index and not one_command_per_host(spec.placement):
-        raise InputError(f"--host-index {host_index}: one command starts all of these hosts: leave it out")
+def execute(run: Run, spec: Spec, host_index: int = 0, progress: Progress | None = None) -> Run:
+    """Run what was prepared. Returns the finished run, or raises the one-line error that says which rank failed and why."""
     try:
-        if host_index == 0:
-            torchrun.check_port(spec)
         with emulate.network(spec.placement) if spec.placement.emulated else nullcontext() as network:
-            run = _folder_for(folder, spec)
-            if early_data(folder).exists() and not (folder / "data").exists():
-                early_data(folder).rename(folder / "data")
             if spec.placement.launcher == "slurm":
                 slurm.follow(run, spec, progress)
                 return run
             if network is not None:
-                write_atomic(folder / "network.json", network.document())
-                starts = emulated.starts(spec, folder, network)
+                write_atomic(run.folder / "network.json", network.document())
+                starts = emulated.starts(spec, run.folder, network)
             else:
-                starts = starts_of(spec, folder, host_index)
+                starts = starts_of(spec, run.folder, host_index)
             supervise(run, spec, starts, host_index, progress)
+    except KeyboardInterrupt:
+        _did_not_start(run, host_index, "cancelled", "stopped by the user")
+        raise RunCancelled(f"stopped before the run in {run.folder} began") from None
+    except OSError as error:
+        problem = folder_error(run.folder, error)
+        _did_not_start(run, host_index, "failed", str(problem))
+        raise problem from None
+    except LockstepError as error:
+        _did_not_start(run, host_index, "failed", str(error))
+        raise
     finally:
-        discard(folder)
-        shutil.rmtree(folder / "data", ignore_errors=True)
+        if run.made_here:
+            run.give_back()
+            shutil.rmtree(run.folder / DATA, ignore_errors=True)
     return run
 
 
-def _folder_for(folder: Path, spec: Spec) -> Run:
-    """Make the run folder; of several hosts that share a file system, one makes it and the others join."""
-    try:
-        return Run.create(folder.parent, spec)
-    except FolderExists:
-        if not one_command_per_host(spec.placement):
-            raise
-    until = time.monotonic() + JOIN_S
-    while not (folder / "run.json").exists() and time.monotonic() < until:
-        time.sleep(0.05)
-    run = Run.open(folder)
-    there = run.spec()
-    # Hosts may differ in their number of cores, and so in threads; in nothing else.
-    same = msgspec.structs.replace(there.placement, threads=spec.placement.threads) == spec.placement
-    if there.recipe != spec.recipe or not same:
-        raise InputError(f"run folder {folder} holds another recipe or placement: choose another --name")
-    return run
+def _did_not_start(run: Run, host_index: int, state: str, cause: str) -> None:
+    """Who supervises a run says how it ended; before that, it is said here."""
+    if host_index == 0 and run.recorded_status()["state"] == "planned" and (run.folder / "run.json").exists():
+        run.write_last_status(state, cause=cause)
 
 
 def train(
@@ -164,5 +266,5 @@ def train(
     >>> run.summary()["test_accuracy"]  # doctest: +SKIP
     """
     chosen = Options(data_root=str(data_root) if data_root else None, **options)
-    folder, spec = prepare(recipe or Recipe(), placement or Placement(), chosen, Path(runs) if runs else None, name)
-    return execute(folder, spec)
+    run, spec = prepare(recipe or Recipe(), placement or Placement(), chosen, Path(runs) if runs else None, name)
+    return execute(run, spec)

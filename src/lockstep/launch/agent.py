@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lockstep.errors import RunFailed
 from lockstep.process import PARENT, die_with_parent, end_now, import_torch
-from lockstep.run import write_atomic
+from lockstep.run import Run
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
             {"rank": rank, "exit_code": failure.exitcode, "time": failure.timestamp}
             for rank, failure in error.failures.items()
         ]
-        write_atomic(folder / f"agent-{host_index}.json", {"failures": accounts})
+        Run(folder).write_last(folder / f"agent-{host_index}.json", {"failures": accounts})
         code = RunFailed.exit_code
     if "--standalone" in words:
         end_now(code)

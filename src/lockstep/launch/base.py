@@ -28,6 +28,8 @@ class Start:
     defaults: dict[str, str] = field(default_factory=dict)
     """Set only where the user has not."""
     rank: int | None = None
+    what: str = "the launcher"
+    """What it is called where it is no rank itself."""
 
     def words(self) -> list[str]:
         """The whole command, environment included, as it can be typed into a shell."""

@@ -49,6 +49,7 @@ def starts(spec: Spec, folder: Path, host_index: int) -> list[Start]:
             [*argv, sys.executable, "-m", "lockstep.launch.sitter", str(folder)],
             environment,
             default_environment(placement) | fast_settings(mpi),
+            what="mpirun",
         )
     ]
 

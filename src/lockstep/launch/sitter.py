@@ -17,7 +17,7 @@ from typing import Any
 from lockstep.launch.base import worker_argv
 from lockstep.parallel.ranks import detect
 from lockstep.process import PARENT, die_with_parent
-from lockstep.run import Run, write_atomic
+from lockstep.run import Run
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def main() -> None:
     code = worker.wait()
     if code < 0:
         account = {"rank": rank.rank, "exit_code": code, "time": time.time()}
-        write_atomic(run.rank_folder(rank.rank) / "exit.json", account)
+        run.write_last(run.rank_folder(rank.rank) / "exit.json", account)
         sys.exit(128 - code)
     sys.exit(code)
 

@@ -13,11 +13,12 @@ import shutil
 import sys
 import time
 import zlib
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lockstep.errors import DataError, InputError, LockstepError, RunCancelled, RunFailed
+from lockstep.errors import InputError, RunCancelled, RunFailed
 from lockstep.launch import slurm_script
 from lockstep.launch.base import Start
 from lockstep.launch.slurm_job import (
@@ -32,8 +33,17 @@ from lockstep.launch.slurm_job import (
     submit,
 )
 from lockstep.launch.stall import Stalled, StallWatch
-from lockstep.launch.supervise import PROGRESS_S, Progress, first_cause, signals_as_interrupt, supervise
-from lockstep.run import Run, Spec, folder_error, read_json, write_atomic
+from lockstep.launch.supervise import (
+    PROGRESS_S,
+    Place,
+    Progress,
+    Teller,
+    failure,
+    first_cause,
+    signals_as_interrupt,
+    supervise,
+)
+from lockstep.run import FolderError, Run, Spec, folder_error, folder_problem, read_json
 
 __all__ = ["JobState", "cancel", "follow", "starts", "state", "submit"]
 
@@ -52,9 +62,10 @@ def starts(spec: Spec, folder: Path, host_index: int) -> list[Start]:
     slurm_script.check(spec.placement)
     script = str(folder / slurm_script.NAME)
     if allocation() is None:
-        return [Start(["sbatch", script])]
+        return [Start(["sbatch", script], what="sbatch")]
     shift = str(zlib.crc32(spec.id.encode()) % slurm_script.PORTS)
-    return [Start([sys.executable, "-m", "lockstep.launch.slurm_step", script], {slurm_script.PORT_SHIFT: shift})]
+    argv = [sys.executable, "-m", "lockstep.launch.slurm_step", script]
+    return [Start(argv, {slurm_script.PORT_SHIFT: shift}, what="srun")]
 
 
 def allocation() -> str | None:
@@ -70,7 +81,7 @@ def follow(run: Run, spec: Spec, progress: Progress | None) -> None:
             _check_allocation(spec.placement.hosts)
             slurm_script.write(run, spec)
     except InputError as error:
-        run.write_status("failed", cause=str(error))
+        run.write_last_status("failed", cause=str(error))
         raise
     if allocation():
         _follow_step(run, spec, progress)
@@ -102,13 +113,22 @@ def _follow_step(run: Run, spec: Spec, progress: Progress | None) -> None:
         supervise(run, spec, starts(spec, run.folder, 0), 0, progress)
     except RunFailed:
         status = run.recorded_status()
-        if status["state"] != "failed" or "rank" in status:
+        if status["state"] != "failed" or "rank" in status or "signal" in status:
             raise
         _fail(run, {"cause": f"srun in Slurm job {allocation()} started no rank: {_last_words(run)}"})
 
 
 def _follow_job(run: Run, spec: Spec, progress: Progress | None) -> None:
     job: str | None = None
+    place = Place(run)
+
+    def ends(state: str, **more: Any) -> None:
+        """The job is taken back, and why the run ended is written down where that is possible."""
+        if job is not None:
+            end(job)
+        if place.problem() is None:
+            run.write_last_status(state, **more)
+
     with signals_as_interrupt():
         try:
             # No supervisor_pid: the job lives on without us, and its ranks' signs of life say how it does.
@@ -116,33 +136,39 @@ def _follow_job(run: Run, spec: Spec, progress: Progress | None) -> None:
             job = submit(run, spec)
             if run.recorded_status()["state"] == "starting":
                 run.write_status("starting", host=platform.node(), job=job)
-            ended = _watch(run, spec, job, progress)
+            ended = _watch(run, spec, job, place, progress)
         except KeyboardInterrupt:
-            if job is not None:
-                end(job)
-            run.write_status("cancelled", cause="stopped by the user")
+            ends("cancelled", cause="stopped by the user")
             raise RunCancelled(f"stopped; what was measured is in {run.folder}") from None
         except Stalled as stalled:
-            end(str(job))
-            run.write_status("stalled", cause=stalled.cause, rank=stalled.rank, job=job)
+            ends("stalled", cause=stalled.cause, rank=stalled.rank, job=job)
             raise RunFailed(f"run stalled: {stalled.cause}; what was measured is in {run.folder}") from None
+        except FolderError as error:
+            ends("failed", cause=str(error))
+            if job is None:
+                raise
+            raise RunFailed(f"run failed: {error}") from None
         except InputError as error:
-            run.write_status("failed", cause=str(error))
+            ends("failed", cause=str(error))
             raise
         except OSError as error:
-            if job is not None:
-                end(job)
-            raise folder_error(run.folder, error) from None
+            problem = folder_error(run.folder, error)
+            ends("failed", cause=str(problem))
+            raise problem from None
+        if (gone := place.problem()) is not None:
+            raise RunFailed(f"run failed: {gone}")
         conclude(run, job, ended)
 
 
-def _watch(run: Run, spec: Spec, job: str, progress: Progress | None) -> JobState:
+def _watch(run: Run, spec: Spec, job: str, place: Place, progress: Progress | None) -> JobState:
     """Until the job has ended. Progress comes from the run folder; Slurm is asked for what the folder cannot tell."""
     began, next_look, leaving = time.monotonic(), 0.0, None
-    queue = _Queue(job, began, silent=progress is None)
+    queue, tell = _Queue(job, began, silent=progress is None), Teller(run, spec, progress)
     current, stall = JobState("PENDING"), StallWatch(run, spec)
     while True:
         now = time.monotonic()
+        if (problem := place.problem()) is not None:
+            raise problem
         if now >= next_look:
             current = state(job)
             done = run.recorded_status()["state"] == "done"
@@ -153,13 +179,12 @@ def _watch(run: Run, spec: Spec, job: str, progress: Progress | None) -> JobStat
                 break
             if current.name in WAITING:
                 queue.mention(current)
-        if progress and current.name not in WAITING:
-            progress(run, spec)
+        if current.name not in WAITING:
+            tell()
         if current.name == "RUNNING":
             stall.check(now)
         time.sleep(PROGRESS_S)
-    if progress:
-        progress(run, spec)
+    tell()
     return current
 
 
@@ -179,12 +204,15 @@ class _Queue:
         self._next = now + QUEUE_NOTES_S[min(self._notes, len(QUEUE_NOTES_S) - 1)]
         what = "Slurm cannot be asked" if current.name == "UNREACHABLE" else current.name.lower()
         reason = f" ({current.reason})" if current.reason else ""
-        print(f"Slurm job {self._job}: {what}{reason}, {now - self._began:.0f} s so far", file=sys.stderr, flush=True)
+        with suppress(OSError):  # nobody looks on any more
+            print(
+                f"Slurm job {self._job}: {what}{reason}, {now - self._began:.0f} s so far", file=sys.stderr, flush=True
+            )
 
 
 def conclude(run: Run, job: str, ended: JobState) -> None:
     record = {**(read_json(run.folder / RECORD) or {}), "ended": time.time(), **asdict(ended)}
-    write_atomic(run.folder / RECORD, record)
+    run.write_last(run.folder / RECORD, record)
     until = time.monotonic() + (SHOW_S if ended.name == "COMPLETED" else SHOW_FAILED_S)
     while run.recorded_status()["state"] != "done":
         accounts = any(True for pattern in ("failure", "exit") for _ in run.folder.glob(f"ranks/*/{pattern}.json"))
@@ -195,11 +223,8 @@ def conclude(run: Run, job: str, ended: JobState) -> None:
 
 
 def _fail(run: Run, cause: dict[str, Any]) -> NoReturn:
-    run.write_status("failed", **cause)
-    kind: type[LockstepError] = {2: InputError, 4: DataError}.get(int(cause.get("exit_code") or 0), RunFailed)
-    if kind is not RunFailed:
-        raise kind(str(cause["message"]))
-    raise RunFailed(f"run failed: {cause['cause']}; what was measured is in {run.folder}")
+    run.write_last_status("failed", **cause)
+    raise failure(run, cause)
 
 
 # Endings that Slurm decided: the signals that ranks then died of are consequences.
@@ -224,6 +249,9 @@ def _cause(run: Run, job: str, ended: JobState) -> dict[str, Any]:
     if "rank" in cause:
         memory = "; Slurm says that the job was out of memory" if ended.name == "OUT_OF_MEMORY" else ""
         return {**cause, "cause": f"{cause['cause']}{memory}", **known}
+    problem = folder_problem(run.folder)
+    if problem is not None:
+        return {"cause": f"Slurm job {job} ended as {ended.name}: {problem}", **known}
     return {"cause": f"Slurm job {job} {_without_account(run, ended)}", **known}
 
 

@@ -82,7 +82,11 @@ def submit(run: Run, spec: Spec) -> str:
     job = output.strip().partition(";")[0]  # ID, or ID;CLUSTER
     if process.returncode or not job.isdigit():
         raise InputError(_refusal(errors or output))
-    write_atomic(run.folder / RECORD, {"job": job, "submitted": time.time()})
+    try:
+        write_atomic(run.folder / RECORD, {"job": job, "submitted": time.time()})
+    except OSError:
+        cancel(job)  # nobody would know of it
+        raise
     return job
 
 
@@ -169,4 +173,5 @@ def _wait_until_gone(job: str) -> None:
         if current.ended or current.name == "UNREACHABLE":
             return
         time.sleep(LOOK_S / 2)
-    print(f"Slurm is still ending job {job}: 'squeue -j {job}' shows it", file=sys.stderr, flush=True)
+    with suppress(OSError):
+        print(f"Slurm is still ending job {job}: 'squeue -j {job}' shows it", file=sys.stderr, flush=True)

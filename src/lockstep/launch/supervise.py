@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from lockstep.errors import DataError, InputError, LockstepError, RunCancelled, RunFailed
 from lockstep.launch.base import Start
+from lockstep.launch.cores import cores_of
 from lockstep.launch.stall import Stalled, StallWatch
 from lockstep.process import PARENT
-from lockstep.run import Run, Spec, folder_error, read_json
+from lockstep.run import FolderError, Run, Spec, folder_error, folder_problem, read_json
 
 Progress = Callable[[Run, Spec], None]
 
@@ -25,6 +26,8 @@ PROGRESS_S = 0.2
 # After the first failure the other ranks notice within a moment and write their account; then they are ended.
 GRACE_S = 3.0
 KILL_AFTER_S = 2.0
+# How backends say that nobody came in time; a connection that broke is another thing (parallel/group.py has both).
+LATE = ("Timed out", "Wait timeout", "Socket Timeout")
 
 
 @dataclass
@@ -32,72 +35,134 @@ class Watched:
     process: subprocess.Popen[bytes]
     start: Start
     ended: float | None = None
+    """When it was seen to have ended by itself, by the clock that accounts use; None where we ended it."""
+
+
+class CannotStart(Exception):
+    """The system refused to start a process."""
 
 
 def supervise(run: Run, spec: Spec, starts: list[Start], host_index: int, progress: Progress | None) -> None:
     """Returns when the run is done; raises what ended it otherwise. No process is left behind either way."""
     watched: list[Watched] = []
     first_host = host_index == 0
-    with signals_as_interrupt():
+    place = Place(run)
+
+    def ends(state: str, **more: Any) -> None:
+        """Why the run ended is said in any case; where it can be written down, it is."""
+        _end_all(watched)
+        if first_host and place.problem() is None:
+            run.write_last_status(state, **more)
+
+    with signals_as_interrupt(), cores_of(spec.placement) as cores:
         try:
             if first_host:
                 run.write_status("starting", supervisor_pid=os.getpid(), host=platform.node())
-            watched = [_begin(run, start) for start in starts]
-            _follow(run, spec, watched, progress)
+            for start in starts:
+                watched.append(_begin(run, start, cores))
+            _follow(run, spec, watched, place, Teller(run, spec, progress))
         except KeyboardInterrupt:
-            _end_all(watched)
-            if first_host:
-                run.write_status("cancelled", cause="stopped by the user")
+            ends("cancelled", cause="stopped by the user")
             raise RunCancelled(f"stopped; what was measured is in {run.folder}") from None
         except Stalled as stalled:
-            _end_all(watched)
-            if first_host:
-                run.write_status("stalled", cause=stalled.cause, rank=stalled.rank)
+            ends("stalled", cause=stalled.cause, rank=stalled.rank)
             raise RunFailed(f"run stalled: {stalled.cause}; what was measured is in {run.folder}") from None
+        except CannotStart as error:
+            ends("failed", cause=str(error))
+            raise RunFailed(f"run failed: {error}") from None
+        except FolderError as error:
+            ends("failed", cause=str(error))
+            raise RunFailed(f"run failed: {error}") from None
         except OSError as error:
-            _end_all(watched)
+            ends("failed", cause=str(folder_error(run.folder, error)))
             raise folder_error(run.folder, error) from None
         finally:
             _end_all(watched)
+        if (problem := place.problem()) is not None:
+            raise RunFailed(f"run failed: {problem}")
         # A rank that stumbles on its way out, after rank 0 has written the results, does not undo them.
         finished = first_host and run.recorded_status()["state"] == "done"
         if any(w.process.returncode for w in watched) and not finished:
-            _report_failure(run, spec, watched, first_host)
+            cause = first_cause(run, watched)
+            if first_host:
+                run.write_last_status("failed", **cause)
+            raise failure(run, cause)
 
 
-def _begin(run: Run, start: Start) -> Watched:
-    environment = {**start.defaults, **os.environ, **start.environment, PARENT: str(os.getpid())}
+def _begin(run: Run, start: Start, cores: dict[str, str]) -> Watched:
+    environment = {**start.defaults, **os.environ, **start.environment, **cores, PARENT: str(os.getpid())}
     with (run.folder / "launcher.log").open("ab") as log:
-        # A session of its own: Ctrl-C at the terminal reaches us, and we end the ranks in order.
-        process = subprocess.Popen(
-            start.argv, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
+        try:
+            # A session of its own: Ctrl-C at the terminal reaches us, and we end the ranks in order.
+            process = subprocess.Popen(
+                start.argv, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        except OSError as error:
+            what = f"rank {start.rank}" if start.rank is not None else start.what
+            raise CannotStart(f"cannot start {what} ({start.argv[0]}): {error.strerror}") from None
     return Watched(process, start)
 
 
-def _follow(run: Run, spec: Spec, watched: list[Watched], progress: Progress | None) -> None:
-    next_progress, failed_at = 0.0, None
+class Place:
+    """The run folder as it was at the start. One that is removed, or replaced, in mid-run is not written to any more."""
+
+    def __init__(self, run: Run) -> None:
+        self._folder = run.folder
+        self._was = self._identity()
+
+    def _identity(self) -> tuple[int, int] | None:
+        try:
+            found = self._folder.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return found.st_dev, found.st_ino
+
+    def problem(self) -> FolderError | None:
+        try:
+            same = self._was is not None and self._identity() == self._was
+        except OSError:  # a file server that does not answer for a moment
+            return None
+        return None if same else FolderError(f"the run folder {self._folder} was removed while the run was under way")
+
+
+class Teller:
+    """Shows how a run goes. Whoever looked on may go away (`lockstep run … | head`), and the run goes on."""
+
+    def __init__(self, run: Run, spec: Spec, progress: Progress | None) -> None:
+        self._run, self._spec, self._progress = run, spec, progress
+
+    def __call__(self) -> None:
+        if self._progress is None:
+            return
+        try:
+            self._progress(self._run, self._spec)
+        except OSError:  # a closed pipe, a terminal that hung up, a log on a full disk
+            self._progress = None
+
+
+def _follow(run: Run, spec: Spec, watched: list[Watched], place: Place, tell: Teller) -> None:
+    next_look, failed_at = 0.0, None
     stall = StallWatch(run, spec)
     while True:
         now = time.monotonic()
         for w in watched:
             if w.ended is None and w.process.poll() is not None:
-                w.ended = now
+                w.ended = time.time()
                 if w.process.returncode and failed_at is None:
                     failed_at = now
         if all(w.ended is not None for w in watched):
             break
         if failed_at is not None and now - failed_at > GRACE_S:
             return
-        if now >= next_progress:
-            next_progress = now + PROGRESS_S
-            if progress:
-                progress(run, spec)
+        if now >= next_look:
+            next_look = now + PROGRESS_S
+            if (problem := place.problem()) is not None:
+                raise problem
+            tell()
             if failed_at is None:
                 stall.check(now)
         time.sleep(POLL_S)
-    if progress:
-        progress(run, spec)
+    tell()
 
 
 def _end_all(watched: list[Watched]) -> None:
@@ -113,25 +178,32 @@ def _end_all(watched: list[Watched]) -> None:
                 w.process.wait(max(0.0, until - time.monotonic()))
 
 
-def _report_failure(run: Run, spec: Spec, watched: list[Watched], first_host: bool) -> NoReturn:
-    cause = first_cause(run, watched)
-    if first_host:
-        run.write_status("failed", **cause)
+def failure(run: Run, cause: dict[str, Any]) -> LockstepError:
+    """What to raise for a cause: with the exit code that the rank's own error has."""
     kind: type[LockstepError] = {2: InputError, 4: DataError}.get(int(cause.get("exit_code") or 0), RunFailed)
     if kind is not RunFailed:
-        raise kind(str(cause["message"]))
-    raise RunFailed(f"run failed: {cause['cause']}; what was measured is in {run.folder}")
+        return kind(str(cause["message"]))
+    return RunFailed(f"run failed: {cause['cause']}; what was measured is in {run.folder}")
+
+
+# Signals that nothing of the program's own asks for: whoever died of one did not die of another rank's failure.
+_VIOLENT = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 
 
 def first_cause(run: Run, watched: list[Watched]) -> dict[str, Any]:
-    """Which rank failed first, and why: a signal, an exception, or the loss of the others."""
-    killed = sorted(_killed(run, watched), key=lambda account: float(account["time"]))
+    """What failed first, and why: a launcher or a rank by a signal, a rank by an exception, or the loss of the others."""
     accounts = sorted(run.failures(), key=lambda account: float(account["time"]))
     own = [account for account in accounts if not account["consequence"]]
-    if own and not (killed and killed[0]["signal"] in ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")):
+    launcher = _killed_launcher(run, watched)
+    # A launcher whose rank failed ends with an exit code. One that a signal ended was the first to go, and took its ranks with it.
+    if launcher is not None and not (own and float(own[0]["time"]) < launcher["time"] - 1.0):
+        return {key: value for key, value in launcher.items() if key != "time"}
+    killed = sorted(_killed(run, watched), key=lambda account: float(account["time"]))
+    if own and not (killed and killed[0]["signal"] in _VIOLENT):
         account = own[0]
         where = f" after step {account['step']}" if account["step"] else ""
-        text = f"rank {account['rank']}{where}: {account['kind']}: {account['message']}"
+        kind = f"{account['kind']}: " if account["kind"] else ""
+        text = f"rank {account['rank']}{where}: {kind}{account['message']}"
         return {
             "cause": text,
             "rank": account["rank"],
@@ -142,33 +214,58 @@ def first_cause(run: Run, watched: list[Watched]) -> dict[str, Any]:
     if killed:
         rank, name = killed[0]["rank"], killed[0]["signal"]
         step = _step_of(run, rank)
-        hint = " (by hand, or by the system for lack of memory)" if name == "SIGKILL" else ""
         return {
-            "cause": f"rank {rank} was killed by {name} after step {step}{hint}",
+            "cause": f"rank {rank} was killed by {name} after step {step}{_hint(name)}",
             "rank": rank,
             "signal": name,
             "step": step,
         }
     if accounts:
-        account = accounts[0]
-        holder = _who_held_up(run, accounts)
-        if holder is not None:
-            step = _step_of(run, holder)
-            text = f"rank {holder} did not come to the exchange after step {step}, and the others gave up waiting"
-            return {"cause": text, "rank": holder, "step": step}
-        text = f"rank {account['rank']} after step {account['step']}: lost the other ranks: {account['message']}"
-        return {"cause": text, "rank": account["rank"], "step": account["step"]}
+        return _lost(run, accounts)
+    problem = folder_problem(run.folder)
+    if problem is not None:
+        return {"cause": f"no rank could leave an account: {problem}"}
     codes = ", ".join(
-        f"{w.start.rank if w.start.rank is not None else 'launcher'}: {w.process.returncode}" for w in watched
+        f"{f'rank {w.start.rank}' if w.start.rank is not None else w.start.what}: {w.process.returncode}"
+        for w in watched
     )
     return {"cause": f"no rank left an account (exit codes {codes}); see {run.folder / 'launcher.log'}"}
 
 
-def _who_held_up(run: Run, accounts: list[dict[str, Any]]) -> int | None:
-    """The one rank that gave no account and was not waiting itself: the others timed out because of it."""
-    told = {account["rank"] for account in accounts}
-    held = [beat["rank"] for beat in run.rank_statuses() if beat["rank"] not in told and not beat.get("waits", True)]
-    return int(held[0]) if len(held) == 1 else None
+def _hint(name: str) -> str:
+    return " (by hand, or by the system for lack of memory)" if name == "SIGKILL" else ""
+
+
+def _lost(run: Run, accounts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Nobody says more than that it lost the others: who was it that they lost?"""
+    account = accounts[0]
+    told = {each["rank"] for each in accounts}
+    silent = [beat for beat in run.rank_statuses() if beat["rank"] not in told]
+    late = any(sign in account["message"] for sign in LATE)
+    # A rank that hangs in code of its own still reports, and does not wait; the others gave up waiting for it.
+    held = [beat for beat in silent if not beat.get("waits", True)]
+    if late and len(held) == 1:
+        rank = int(held[0]["rank"])
+        step = _step_of(run, rank)
+        text = f"rank {rank} did not come to the exchange after step {step}, and the others gave up waiting"
+        return {"cause": text, "rank": rank, "step": step}
+    text = f"rank {account['rank']} after step {account['step']}: lost the other ranks: {account['message']}"
+    if silent and not late:
+        ranks = ", ".join(str(beat["rank"]) for beat in silent)
+        hosts = ", ".join(sorted({str(beat.get("host")) for beat in silent}))
+        who = f"rank {ranks}" if len(silent) == 1 else f"ranks {ranks}"
+        text += f"; {who} on {hosts} left no account: the process or its host died"
+    return {"cause": text, "rank": account["rank"], "step": account["step"]}
+
+
+def _killed_launcher(run: Run, watched: list[Watched]) -> dict[str, Any] | None:
+    """torchrun, mpirun or srun, where a signal ended it before we ended any."""
+    for w in watched:
+        if w.start.rank is None and w.ended is not None and w.process.returncode < 0:
+            name, step = signal.Signals(-w.process.returncode).name, _step_of(run, 0)
+            cause = f"{w.start.what} (process {w.process.pid}) was killed by {name} after step {step}{_hint(name)}"
+            return {"cause": cause, "signal": name, "step": step, "time": w.ended}
+    return None
 
 
 def _killed(run: Run, watched: list[Watched]) -> Iterator[dict[str, Any]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lockstep.errors import InputError
 from lockstep.launch.base import Start, default_environment, thread_environment
-from lockstep.placement import ranks_per_host
+from lockstep.placement import Placement, ranks_per_host
 from lockstep.resolve import split_address
 from lockstep.run import Spec
 
@@ -42,14 +42,16 @@ def starts(spec: Spec, folder: Path, host_index: int) -> list[Start]:
         str(host_index),
         *arguments(spec, folder, host_index),
     ]
-    return [Start(argv, thread_environment(spec.placement), default_environment(spec.placement))]
+    host = f" of host {host_index}" if spec.placement.hosts > 1 else ""
+    environment, defaults = thread_environment(spec.placement), default_environment(spec.placement)
+    return [Start(argv, environment, defaults, what=f"torchrun's agent{host}")]
 
 
-def check_port(spec: Spec) -> None:
+def check_port(placement: Placement) -> None:
     """Find out that the meeting point is taken now, not after half a minute of waiting for ranks."""
-    if spec.placement.launcher != "torchrun" or spec.placement.rendezvous is None:
+    if placement.launcher != "torchrun" or placement.rendezvous is None:
         return
-    host, port = split_address(spec.placement.rendezvous)
+    host, port = split_address(placement.rendezvous)
     try:
         # No SO_REUSEADDR: a port that is in use must show.
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from time import perf_counter, perf_counter_ns
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -175,6 +174,7 @@ class Recorder:
         self.beat("done", step=self._before + self.log.count)
 
 
-def write_failure(folder: Path, record: dict[str, Any]) -> None:
-    """The rank's own account of why it ended; the supervisor decides which account is the first cause."""
-    write_atomic(folder / "failure.json", {"time": time.time(), "pid": os.getpid(), "host": platform.node(), **record})
+def write_failure(run: Run, record: dict[str, Any]) -> bool:
+    """The rank's own account of why it ended; the supervisor decides which account is the first cause. False: it cannot be written."""
+    account = {"time": time.time(), "pid": os.getpid(), "host": platform.node(), **record}
+    return run.write_last(run.rank_folder(record["rank"]) / "failure.json", account)

@@ -20,7 +20,7 @@ import numpy as np
 
 from lockstep.comms import store
 from lockstep.errors import InputError
-from lockstep.launch import emulate, execute, prepare
+from lockstep.launch import emulate, execute, prepare, specify
 from lockstep.launch.link import parse_link
 from lockstep.measure.records import read_steps
 from lockstep.placement import Placement, Plan, cores, ranks_per_host
@@ -190,13 +190,13 @@ def _detour(fit: Fit, folder: Path) -> float:
 def _try(fit: Fit, case: Held, folder: Path, detour: float) -> tuple[float, float]:
     """The prediction, made before the run, and the run."""
     recipe, placement = load([], [*COMMON, *FITS[case.fit], *case.words])
-    _, spec = prepare(recipe, placement, Options(save_model=False), folder.parent, folder.name)
+    _, spec = specify(recipe, placement, Options(save_model=False), folder.parent, folder.name)
     predicted = predict(fit, case_of(fit, spec.placement, spec.plan, detour)).seconds
     steps = max(FEWEST_STEPS, min(MOST_STEPS, round(RUN_S / predicted)))
     epochs = -(-steps // spec.plan.steps_per_epoch)
     recipe = msgspec.structs.replace(recipe, max_steps=steps, epochs=epochs)
-    where, spec = prepare(recipe, placement, Options(save_model=False), folder.parent, folder.name)
-    return predicted, measured_step(execute(where, spec), spec)
+    run, spec = prepare(recipe, placement, Options(save_model=False), folder.parent, folder.name)
+    return predicted, measured_step(execute(run, spec), spec)
 
 
 def case_of(fit: Fit, placement: Placement, plan: Plan, detour: float = 0.0) -> Case:

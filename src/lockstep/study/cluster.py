@@ -8,13 +8,12 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from lockstep import launch
 from lockstep.errors import InputError, RunCancelled, RunFailed
 from lockstep.launch import slurm
 from lockstep.launch.slurm_job import LEAVE_S, RECORD, end
 from lockstep.launch.stall import Stalled, StallWatch
 from lockstep.launch.supervise import signals_as_interrupt
-from lockstep.run import Run, Spec, read_json
+from lockstep.run import DATA, Run, Spec, read_json
 from lockstep.study.execute import Session, Step, begin, keep
 from lockstep.study.plan import Item
 
@@ -55,7 +54,7 @@ def run_jobs(session: Session, items: list[Item]) -> None:
                 slurm.cancel(job.number)
             for job in under_way:
                 end(job.number)
-                job.run.write_status("cancelled", cause="stopped by the user")
+                job.run.write_last_status("cancelled", cause="stopped by the user")
             raise RunCancelled(
                 f"stopped; run the same command again to go on with study '{session.folder.name}'"
             ) from None
@@ -75,16 +74,12 @@ def _adopt(session: Session, item: Item) -> Job | None:
 def _submit(session: Session, item: Item) -> Job | None:
     began = session.clock()
     session.watcher.begins(_step(session, item))
-    folder, spec = begin(session, item)
-    run = Run.create(folder.parent, spec)
-    early = launch.early_data(folder)
-    if early.exists():
-        early.rename(folder / "data")
+    run, spec = begin(session, item)
     run.write_status("starting", host=platform.node())
     try:
         number = slurm.submit(run, spec)
     except InputError as error:
-        run.write_status("failed", cause=str(error))
+        run.write_last_status("failed", cause=str(error))
         _keep(session, item, run, began, {"state": "failed", "cause": str(error)})
         return None
     if run.recorded_status()["state"] == "starting":
@@ -106,7 +101,7 @@ def _ended(session: Session, job: Job) -> bool:
             job.stall.check(now)
     except Stalled as stalled:
         end(job.number)
-        job.run.write_status("stalled", cause=stalled.cause, rank=stalled.rank, job=job.number)
+        job.run.write_last_status("stalled", cause=stalled.cause, rank=stalled.rank, job=job.number)
         return _keep(
             session, job.item, job.run, job.began, {"state": "failed", "cause": f"run stalled: {stalled.cause}"}
         )
@@ -116,7 +111,8 @@ def _ended(session: Session, job: Job) -> bool:
 
 
 def _keep(session: Session, item: Item, run: Run, began: float, record: dict[str, Any]) -> bool:
-    shutil.rmtree(run.folder / "data", ignore_errors=True)
+    run.give_back()
+    shutil.rmtree(run.folder / DATA, ignore_errors=True)
     record |= {"cell": item.cell, "repeat": item.repeat, "seed": item.seed, "digest": item.digest, "run": run.id}
     keep(session, _step(session, item), {**record, "began": began, "ended": session.clock()})
     return True

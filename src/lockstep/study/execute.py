@@ -5,19 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from lockstep.errors import InputError, RunCancelled, RunFailed
-from lockstep.launch import discard, execute
+from lockstep.launch import execute
 from lockstep.launch.slurm import allocation
 from lockstep.launch.supervise import Progress
 from lockstep.run import Options, Part, Run, Spec
 from lockstep.study import blocks, estimate
 from lockstep.study.folder import StudyFolder
-from lockstep.study.plan import Item, Planned, outcome, specified
+from lockstep.study.plan import Item, PlanChanged, Planned, outcome, prepared
 
 # A cell that failed so often and never succeeded is not tried again: it would fail again.
 GIVE_UP_AFTER = 2
@@ -146,12 +145,11 @@ def _budget_is_spent(session: Session, next_s: float) -> bool:
     return True
 
 
-def begin(session: Session, item: Item) -> tuple[Path, Spec]:
-    """The folder and spec of a run that is about to start, which its study knows from now on."""
-    folder, spec = specified(session.planned, item, session.options, session.runs)
-    session.folder.begins(item, folder.name)
+def begin(session: Session, item: Item) -> tuple[Run, Spec]:
+    """A run that is about to start, as planned; its study knows it from before it is one."""
     part = Part(study=session.folder.name, cell=item.cell, block=item.repeat)
-    return folder, msgspec.structs.replace(spec, part=part)
+    known = partial(session.folder.begins, item)
+    return prepared(session.planned, item, session.options, session.runs, part, known)
 
 
 def _one(session: Session, step: Step) -> None:
@@ -159,17 +157,18 @@ def _one(session: Session, step: Step) -> None:
     item, began = step.item, session.clock()
     record: dict[str, Any] = {"cell": item.cell, "repeat": item.repeat, "seed": item.seed, "digest": item.digest}
     progress = session.watcher.begins(step)
-    folder, spec = begin(session, item)
-    prepared = session.clock()
     try:
-        finished = execute(folder, spec, progress=progress)
-        record |= {"state": "done", **_overhead(finished, began, prepared, session.clock())}
+        run, spec = begin(session, item)
+        record["run"], ready = run.id, session.clock()
+        execute(run, spec, progress=progress)
+        record |= {"state": "done", **_overhead(run, began, ready, session.clock())}
     except RunCancelled:
-        discard(folder)
         raise RunCancelled(f"stopped; run the same command again to go on with study '{session.folder.name}'") from None
+    except PlanChanged:
+        raise
     except (RunFailed, InputError) as error:
         record |= {"state": "failed", "cause": str(error)}
-    record |= {"run": folder.name, "began": began, "ended": session.clock()}
+    record |= {"began": began, "ended": session.clock()}
     keep(session, step, record)
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import msgspec
 from lockstep.errors import InputError
 from lockstep.placement import Placement, Plan, one_command_per_host
 from lockstep.recipe import Recipe
-from lockstep.run import Options, Run, Spec
+from lockstep.run import Options, Part, Run, Spec
 from lockstep.study.definition import Study
 
 DIGEST = 12
@@ -72,14 +72,13 @@ def plan(study: Study, options: Options | None = None, runs: Path | None = None)
 
 
 def _cell(study: Study, name: str, options: Options | None, runs: Path | None) -> Cell:
-    from lockstep.launch import discard, prepare  # half a second of imports, which reading a study does without
+    from lockstep.launch import specify  # half a second of imports, which reading a study does without
 
     recipe, placement = study.settings(name, study.seed_of(name, 0))
     try:
-        folder, spec = prepare(recipe, placement, options, runs, name=f"plan-{os.getpid()}")
+        _, spec = specify(recipe, placement, options, runs)
     except InputError as error:
         return Cell(name=name, recipe=recipe, placement=placement, left_out=str(error))
-    discard(folder)
     if one_command_per_host(spec.placement):
         reason = f"hosts={placement.hosts} need a command on each host: use launcher=slurm or hosts=emulated:{placement.hosts}"
         return Cell(name=name, recipe=recipe, placement=placement, left_out=reason)
@@ -112,20 +111,38 @@ def _file_hash(name: str) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if colon and where.endswith(".py") and path.is_file() else ""
 
 
-def specified(planned: Planned, item: Item, options: Options | None, runs: Path | None) -> tuple[Path, Spec]:
-    """The run's folder and spec, worked out anew; it must still be what was planned, or its identity would be a lie."""
-    from lockstep.launch import discard, prepare
+class PlanChanged(InputError):
+    """A run is no longer what the study planned."""
+
+
+def prepared(
+    planned: Planned,
+    item: Item,
+    options: Options | None,
+    runs: Path | None,
+    part: Part | None = None,
+    known: Callable[[str], None] | None = None,
+) -> tuple[Run, Spec]:
+    """The run and its spec, worked out anew; it must still be what was planned, or its identity would be a lie.
+
+    `known` is told the run's name before its folder becomes a run, so that no kill leaves one that its study does not know.
+    """
+    from lockstep.launch import prepare
 
     recipe, placement = planned.study.settings(item.cell, item.seed)
-    folder, spec = prepare(recipe, placement, options, runs, name=run_name(planned, item))
     cell = planned.cell(item.cell)
-    if (msgspec.structs.replace(spec.recipe, seed=cell.recipe.seed), spec.placement) != (cell.recipe, cell.placement):
-        discard(folder)
-        raise InputError(
-            f"study '{planned.study.name}', cell '{item.cell}': what it comes to on this machine has changed since the study was "
-            "planned (a recipe file, or what 'lockstep comms' measured): run the study again"
-        )
-    return folder, spec
+
+    def check(spec: Spec) -> None:
+        now = (msgspec.structs.replace(spec.recipe, seed=cell.recipe.seed), spec.placement)
+        if now != (cell.recipe, cell.placement):
+            raise PlanChanged(
+                f"study '{planned.study.name}', cell '{item.cell}': what it comes to on this machine has changed since the study "
+                "was planned (a recipe file, or what 'lockstep comms' measured): run the study again"
+            )
+        if known:
+            known(spec.id)
+
+    return prepare(recipe, placement, options, runs, run_name(planned, item), check=check, part=part)
 
 
 def run_name(planned: Planned, item: Item) -> str:
