@@ -238,8 +238,12 @@ def test_a_time_that_was_not_reached_is_longer_than_any_other() -> None:
     ten = compare([5.0, 5.1, 5.2, *[never] * 9], [10.0 + k / 100 for k in range(12)], "time")
     assert ten.verdict == "slower"
     assert ten.effect is None
-    both = compare([never] * 8, [never] * 8, "time")
-    assert (both.n, both.verdict) == (8, "the same")
+    quick = compare([5.0] * 8, [10.0] * 6 + [never] * 2, "time")
+    assert (quick.verdict, quick.effect) == ("faster", pytest.approx(0.5))
+    neither = compare([never] * 8, [never] * 8, "time")
+    assert (neither.n, neither.verdict) == (0, "too few"), "two that never got there are not the same"
+    family = compare_family([([5.0] * 7, [10.0] * 7), ([never] * 7, [10.0] * 7), ([never] * 7, [never] * 7)], "time")
+    assert [each.verdict for each in family] == ["faster", "slower", "too few"]
 
 
 def test_alike_within_two_per_cent_is_said_to_be_the_same() -> None:

@@ -26,6 +26,7 @@ from lockstep.study.plan import Cell, Item, Planned
 from support import Cli
 
 COUNT = iter(range(1_000_000))
+DAY = 86_400.0
 
 
 def finished(
@@ -106,6 +107,8 @@ def test_figures_speed_up_and_efficiency_come_out_as_put_in(tmp_path: Path) -> N
     assert cell["metrics"]["memory"]["median"] == pytest.approx(100e6), "bytes of both ranks"
     assert cell["recipe_differs_in"] == []
     assert any("not interleaved" in note for note in document["fairness"])
+    later = finished(tmp_path, recipe(seed=9), two(), created=3 * DAY)
+    assert any("made over 3.0 days" in note for note in compare.runs_document([*runs, later])["fairness"])
 
 
 def test_runs_that_differ_in_the_seed_alone_are_one_cell_named_by_what_tells_it_apart(tmp_path: Path) -> None:
@@ -163,8 +166,6 @@ def test_runs_that_missed_the_target_count(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- blocks
-
-DAY = 86_400.0
 
 
 class Begun:

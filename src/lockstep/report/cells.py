@@ -149,7 +149,7 @@ def headlines(subject: Subject) -> list[Said]:
             Said(
                 question="comparison",
                 verdict=f"no difference to '{document['baseline']}' can be told for {names}",
-                next="repeat them: the table says how many more repeats would settle each figure",
+                next="repeat them: the table says how many more repeats would settle each figure, where that can be known",
             )
         )
     for cell in document["cells"]:

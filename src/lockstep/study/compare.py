@@ -12,6 +12,7 @@ from lockstep.errors import InputError
 from lockstep.run import Run
 from lockstep.study import fairness, gather, stability
 from lockstep.study.definition import Published, nearest
+from lockstep.study.estimate import clock
 from lockstep.study.folder import StudyFolder, overheads
 from lockstep.study.gather import Group
 from lockstep.study.measures import METRICS, USUAL, Sample, common_target, value
@@ -29,6 +30,10 @@ def study_document(folder: StudyFolder) -> Document:
     document |= {"study": folder.name, "about": study.about, "runs_planned": len(planned.items)}
     document["published"] = [_published(found, groups, document["target_accuracy"]) for found in study.published]
     document["overhead"] = overheads(folder.records())
+    if any(cell.placement.launcher == "slurm" for cell in planned.cells):
+        document["fairness"].append(
+            "runs were Slurm jobs, on nodes and at times that the scheduler chose: a difference in time may be one of nodes or of hours"
+        )
     return document
 
 
@@ -39,9 +44,10 @@ def runs_document(runs: Sequence[Run], baseline: str | None = None) -> Document:
         raise InputError(f"--baseline {baseline}: no such cell; {nearest(baseline, [group.name for group in groups])}")
     document = table(groups, baseline, USUAL, None)
     if len(groups) > 1:
+        times = [run.spec().created for run in runs]
         document["fairness"].append(
-            "these runs were not interleaved by a study, so a change of the machine between them looks like a difference: "
-            "'lockstep study run' takes turns"
+            f"these runs were made over {clock(max(times) - min(times))} and not interleaved by a study, so a change of the machine between "
+            "them looks like a difference: 'lockstep study run' takes turns"
         )
     return document
 

@@ -67,7 +67,9 @@ def left(items: Sequence[Item], cells: dict[str, Estimate]) -> float:
 
 
 def clock(seconds: float) -> str:
-    """For people: 40 s, 12 min, 3.5 h."""
+    """For people: 40 s, 12 min, 3.5 h, 3.0 days."""
     if seconds < 90:
         return f"{seconds:.0f} s"
+    if seconds >= 172_800:
+        return f"{seconds / 86_400:.1f} days"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

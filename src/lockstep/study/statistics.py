@@ -115,6 +115,7 @@ def compare_family(pairs: Sequence[tuple[Values, Values]], kind: Kind, alpha: fl
     """All comparisons of one metric. Holm: the smallest p-value has to beat alpha / m, the next one alpha / (m - 1), and so on until one fails."""
     size = sum(len(cell) > 1 for cell, _ in pairs)
     found = [_Pairs(cell, baseline, kind, alpha / max(1, size)) for cell, baseline in pairs]
+    size = sum(each.n > 1 for each in found)
     p_values = [each.p() if each.n > 1 else 1.0 for each in found]
     share, failed, compared = alpha, False, 0
     results: dict[int, Comparison] = {}
@@ -141,8 +142,10 @@ class _Pairs:
         window = DRIFT_WINDOW if scaled else 1
         self.censored = any(math.isinf(value) for value in (*ours, *theirs))
         if self.censored:
-            ours, theirs = [_gap(a, b) for a, b in zip(ours, theirs, strict=True)], [0.0] * self.n
-            window = 1
+            # Two runs that both never got there say nothing about which of them is the slower one.
+            known = [(a, b) for a, b in zip(ours, theirs, strict=True) if not (math.isinf(a) and math.isinf(b))]
+            self.n, window = len(known), 1
+            ours, theirs = [_gap(a, b) for a, b in known], [0.0] * self.n
         self.exact = self.censored or 0.5 ** (self.n - 1) <= strictest
         self.differences = [a - b for a, b in zip(ours, theirs, strict=True)]
         levels = _running_median([(a + b) / 2 for a, b in zip(ours, theirs, strict=True)], window)
@@ -180,9 +183,7 @@ class _Pairs:
 
 
 def _gap(ours: float, theirs: float) -> float:
-    """The difference of two logs, either of which may be infinite."""
-    if math.isinf(ours) and math.isinf(theirs):
-        return 0.0
+    """The difference of two logs, one of which may be infinite."""
     return NEVER if math.isinf(ours) else -NEVER if math.isinf(theirs) else ours - theirs
 
 
@@ -193,13 +194,25 @@ def _comparison(pairs: _Pairs, p: float, alpha: float, kind: Kind) -> Comparison
     if pairs.n == 1:
         only = None if pairs.censored else back(pairs.differences[0])
         return Comparison(1, only, None, None, "too few", None, "one pair says nothing about the spread")
+    if pairs.censored:
+        return _censored(pairs, p, alpha, kind)
     middle, low, high, how = pairs.interval(alpha)
     verdict = _verdict(low, high, pairs.small, kind)
     more = None
-    if verdict == "not significant" and not pairs.censored:
+    if verdict == "not significant":
         more = more_pairs(pairs.n, middle, (high - low) / 2, pairs.small, alpha)
-    effect, low_end, high_end = (None if abs(end) > NEVER / 10 else back(end) for end in (middle, low, high))
-    return Comparison(pairs.n, effect, low_end, high_end, verdict, more, how, p, 1 - alpha)
+    return Comparison(pairs.n, back(middle), back(low), back(high), verdict, more, how, p, 1 - alpha)
+
+
+def _censored(pairs: _Pairs, p: float, alpha: float, kind: Kind) -> Comparison:
+    """Where a side did not get there in some pairs, ranks tell which is the slower one, and nothing tells by how much at most."""
+    larger, smaller = WORDS[kind]
+    verdict: Verdict = "not significant"
+    if p <= alpha:
+        verdict = larger if sum(rank_differences(pairs.ours, pairs.theirs, 0.0)) > 0 else smaller
+    middle = statistics.median(pairs.differences)
+    effect = None if abs(middle) > NEVER / 10 else math.exp(middle)
+    return Comparison(pairs.n, effect, None, None, verdict, None, "exact", p, 1 - alpha)
 
 
 def _verdict(low: float, high: float, small: float, kind: Kind) -> Verdict:
