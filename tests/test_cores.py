@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.launch import cores
+from lockstep.cli.progress import cores_are_taken
+from lockstep.launch import cores, prepare
 from lockstep.launch.cores import cores_of
 from lockstep.placement import Placement
 from lockstep.process import CORES, pin
 from lockstep.run import Run, list_runs
+from lockstep.settings import load
 from support import SHORT, Cli, wait_for
 
 MACHINE = sorted(os.sched_getaffinity(0))
@@ -82,6 +84,13 @@ def test_where_nothing_is_to_be_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CORES, "1")  # whoever started us has chosen
     with cores_of(placement(1)) as environment:
         assert environment == {}
+
+
+def test_ranks_that_are_not_pinned_because_of_others_are_a_warning(tmp_path: Path) -> None:
+    run, spec = prepare(*load([], [*SHORT, "ranks=2"]), runs=tmp_path)
+    for text, expected in (("0,1", False), ("any:0,1", True), ("any:0", False), (None, False)):
+        run.write_status("starting", **({"cores": text} if text else {}))
+        assert cores_are_taken(run, spec) == expected, text
 
 
 def _pinned(text: str, talk: Connection) -> None:

@@ -10,6 +10,7 @@ import click
 import msgspec
 import pytest
 
+from lockstep import launch
 from lockstep.errors import DataError, InputError
 from lockstep.launch import prepare, specify
 from lockstep.run import DATA, FolderExists, Options, Run, Spec
@@ -123,6 +124,13 @@ def test_hosts_that_share_a_folder_join_it_whichever_comes_first(tmp_path: Path)
     for host, name in ((None, "pair"), (0, None)):
         with pytest.raises(InputError, match="every host starts its own command"):
             of_two_hosts(tmp_path, host, name=name)
+
+
+def test_a_folder_that_is_no_run_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs" / "pair").mkdir(parents=True)
+    monkeypatch.setattr(launch, "SEEN_S", 0.2)
+    with pytest.raises(InputError, match="is not a run folder"):
+        of_two_hosts(tmp_path, 0)
 
 
 @pytest.mark.parametrize("state", ["done", "failed", "stalled", "cancelled"])

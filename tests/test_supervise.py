@@ -116,6 +116,19 @@ def test_a_rank_on_a_full_disk_leaves_its_account(small_disk: Path) -> None:
     assert (run.folder / "epochs.jsonl").stat().st_size > 500_000, "what was written before is kept"
 
 
+def test_a_checkpoint_that_does_not_fit_says_so_and_leaves_the_room_it_took(small_disk: Path) -> None:
+    """torch itself says "unexpected pos"."""
+    import torch
+
+    from lockstep.training.checkpoint import save_whole
+
+    content = {"a": torch.zeros(1 << 20), "b": torch.zeros(4 << 20)}
+    with pytest.raises(OSError, match="No space left on device"):
+        save_whole(small_disk / "model.pt", content)
+    assert list(small_disk.iterdir()) == []
+    assert save_whole(small_disk / "model.pt", {"a": content["a"]})
+
+
 def test_a_folder_that_is_removed_in_mid_run_ends_it(planned: tuple[Run, Spec]) -> None:
     run, spec = planned
     message = failed(run, spec, shell(f"rm -rf '{run.folder}'; exec sleep 1000"), endless(run, 1))

@@ -41,6 +41,8 @@ RESERVE = ".reserve"
 """Room that is kept for the last words of a run on a disk that has filled up; gone when the run has ended."""
 RESERVE_BYTES = 4096
 TRIAL_BYTES = 1 << 20
+PLANNING = ".planning"
+"""There while a folder is on its way to becoming a run."""
 DATA = "data"
 """A user's own data set as its ranks read it; gone when the run has ended."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -220,6 +222,8 @@ class Run:
         except OSError as error:
             raise folder_error(folder, error) from None
         run.made_here = True
+        with suppress(OSError):  # only hosts that share the folder look at it
+            (folder / PLANNING).touch()
         return run
 
     def plan(self, spec: Spec) -> None:
@@ -232,6 +236,7 @@ class Run:
                 os.posix_fallocate(file.fileno(), 0, (spec.plan.ranks + 8) * RESERVE_BYTES)
             self.write_status("planned")
             self.write_spec(spec)
+            (self.folder / PLANNING).unlink(missing_ok=True)
         except OSError as error:
             raise folder_error(self.folder, error) from None
 

@@ -65,7 +65,7 @@ def _train(run: Run, spec: Spec, rank: Rank, device: torch.device) -> None:
     if spec.options.capture_gradients:
         capture.gradients(run, rank, made.model, made.stepper, made.train, spec)
     if rank.is_first:
-        watcher = {k: v for k, v in run.recorded_status().items() if k in ("supervisor_pid", "host", "job")}
+        watcher = {k: v for k, v in run.recorded_status().items() if k in ("supervisor_pid", "host", "job", "cores")}
         run.write_status("running", **watcher)
     summary = {**made.trainer.fit(), "compile_seconds": made.compile_seconds}
     state = whole_state(made.model)
@@ -127,7 +127,7 @@ def _folder_lost(run: Run, error: BaseException) -> FolderError | None:
     """Whether the run folder is gone or full is what this error comes down to. torch has its own words for a failed write."""
     if isinstance(error, FolderError):
         return error
-    if isinstance(error, OSError) or "PytorchStreamWriter" in str(error):
+    if isinstance(error, OSError) or "inline_container" in str(error):
         return folder_problem(run.folder)
     return None
 

@@ -7,6 +7,7 @@ import sys
 import time
 from contextlib import suppress
 
+from lockstep.placement import ranks_per_host
 from lockstep.run import Run, Spec, read_json
 from lockstep.ways import ROUND_FILE
 
@@ -23,8 +24,15 @@ class ProgressLine:
         self._next_plain = time.monotonic() + PLAIN_EVERY_S
         self._began: tuple[float, int] | None = None
         self._live = False
+        self._told_cores = False
 
     def __call__(self, run: Run, spec: Spec) -> None:
+        if not self._told_cores:
+            self._told_cores = True
+            if cores_are_taken(run, spec):
+                self._line(
+                    f"{self._label}warning: other runs hold cores that this one needs, so its ranks are not pinned"
+                )
         epochs = run.epochs()
         for record in epochs[self._epochs_shown :]:
             tested = "" if record["test_accuracy"] is None else f"test accuracy {record['test_accuracy']:.2%}  "
@@ -67,6 +75,14 @@ class ProgressLine:
             self._live = False
             with suppress(OSError):
                 sys.stderr.write("\r\x1b[2K")
+
+
+def cores_are_taken(run: Run, spec: Spec) -> bool:
+    """Whether there are enough cores, and other runs have them (launch/cores.py)."""
+    placement = spec.placement
+    text = str(run.recorded_status().get("cores") or "")
+    local = placement.ranks if placement.emulated else ranks_per_host(placement)
+    return text.startswith("any:") and local * (placement.threads or 1) <= len(text.split(","))
 
 
 def _of(total: int, spec: Spec) -> str:

@@ -29,6 +29,7 @@ from lockstep.resolve import resolve
 from lockstep.run import (
     DATA,
     ENDED,
+    PLANNING,
     FolderExists,
     Options,
     Part,
@@ -40,8 +41,9 @@ from lockstep.run import (
     write_atomic,
 )
 
-# How long a host waits for another one that is making the run folder they share, which may take it as long as its data.
-JOIN_S = 600.0
+# How long a host waits for another one that is making the run folder they share: to see that it does, and until it is done,
+# which may take it as long as its data.
+SEEN_S, JOIN_S = 10.0, 600.0
 LAUNCHERS = {
     "single": spawn.starts,
     "spawn": spawn.starts,
@@ -180,8 +182,10 @@ def _check_host(placement: Placement, host_index: int | None, name: str | None) 
 def _join(draft: _Draft, host_index: int) -> tuple[Run, Spec]:
     """Of several hosts that share a file system one makes the run's folder, and the others take their places in it."""
     folder = draft.folder
-    until = time.monotonic() + JOIN_S
-    while folder.exists() and not (folder / "run.json").exists() and time.monotonic() < until:
+    began = time.monotonic()
+    while folder.exists() and not (folder / "run.json").exists():
+        if time.monotonic() - began > (JOIN_S if (folder / PLANNING).exists() else SEEN_S):
+            break
         time.sleep(0.05)
     run = Run.open(folder)
     there = run.spec()

@@ -16,7 +16,7 @@ from lockstep.errors import DataError, InputError, LockstepError, RunCancelled, 
 from lockstep.launch.base import Start
 from lockstep.launch.cores import cores_of
 from lockstep.launch.stall import Stalled, StallWatch
-from lockstep.process import PARENT
+from lockstep.process import CORES, PARENT
 from lockstep.run import FolderError, Run, Spec, folder_error, folder_problem, read_json
 
 Progress = Callable[[Run, Spec], None]
@@ -57,7 +57,8 @@ def supervise(run: Run, spec: Spec, starts: list[Start], host_index: int, progre
     with signals_as_interrupt(), cores_of(spec.placement) as cores:
         try:
             if first_host:
-                run.write_status("starting", supervisor_pid=os.getpid(), host=platform.node())
+                pinned = {"cores": cores[CORES]} if CORES in cores else {}
+                run.write_status("starting", supervisor_pid=os.getpid(), host=platform.node(), **pinned)
             for start in starts:
                 watched.append(_begin(run, start, cores))
             _follow(run, spec, watched, place, Teller(run, spec, progress))

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -80,14 +80,40 @@ def checkpoints_in(folder: Path) -> list[str]:
 def save_whole(path: Path, content: Any) -> str:
     """A file of tensors, whole or not at all; returns its SHA-256."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w+b") as file:
-        torch.save(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-        file.seek(0)
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    temporary.replace(path)
+    try:
+        with temporary.open("w+b") as file:
+            writer = _Writer(file)
+            try:
+                torch.save(content, writer)  # type: ignore[arg-type]
+            except RuntimeError as error:
+                raise writer.error or error from None  # torch says "unexpected pos" where a write failed, and not why
+            file.flush()
+            os.fsync(file.fileno())
+            file.seek(0)
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)  # on a full disk its room is needed for the account of the failure
+        raise
     return digest
+
+
+class _Writer:
+    """A file that remembers the error of a write, which torch loses."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
 
 
 def load(run: Path, warn: Callable[[str], None] | None = None) -> dict[str, Any]:
