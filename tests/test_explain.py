@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -405,6 +406,35 @@ def test_accuracy_is_compared_with_one_process_of_the_same_recipe_only(folder: F
     (found,) = accuracy.answer(Evidence(run, [twin, other]))
     assert found.figures["difference"] == pytest.approx(-0.01)
     assert found.figures["one_process_runs"] == 1
+
+
+def test_only_what_was_proven_is_called_unchanged(folder: Folder) -> None:
+    """Not verified unless a verify of this recipe on this kind of placement passed, and never where the twin differs."""
+    from lockstep import verified
+    from lockstep.measure.environment import version_of
+
+    def verdict(peers: Sequence[Run] = (), **summary: Any) -> str:
+        run = folder.run(**{"test_accuracy": 0.9, **summary})
+        write_atomic(run.folder / "environment.json", versions)
+        curve(run, [0.5], [0.5])
+        (found,) = accuracy.answer(Evidence(run, peers))
+        return found.verdict
+
+    versions = {name: version_of(name) for name in ("torch", "lockstep")}
+    single = Placement(ranks=1, threads=1, launcher="single", device="cpu", strategy="single")
+    near, far = (folder.run(placement=single, test_accuracy=value) for value in (0.91, 0.98))
+    assert verdict().startswith("not verified: ")
+    assert verdict([near]).startswith("not verified: ")
+    assert verdict([far]) == "not verified, and the result differs from one process by more than noise"
+    spec = folder.run().spec()
+    other = msgspec.structs.replace(spec, recipe=msgspec.structs.replace(RECIPE, model="cifar-vgg"))
+    verified.record(folder.root, [other], checks=9, steps=32)
+    assert verdict().startswith("not verified: "), "that was another recipe"
+    verified.record(folder.root, [spec], checks=9, steps=32)
+    assert verdict([near]) == "distribution does not change what is computed here: verified"
+    assert verdict([far]) == "verified step by step, yet the result differs from one process by more than noise"
+    versions["torch"] = "1.0"
+    assert verdict().startswith("not verified: "), "that was another torch"
 
 
 def test_precision_is_judged_by_pairs_of_one_seed(folder: Folder) -> None:

@@ -26,9 +26,11 @@ from lockstep.placement import STRATEGIES, Placement, changes_mathematics, unkno
 from lockstep.recipe import Recipe
 from lockstep.settings import load
 from lockstep.training.step import Stepper
-from lockstep.verify import GRADIENT_TOLERANCE
 from shm_rank import Session
 from support import SHORT, Cli
+
+# Of the largest entry: float32 sums in another order differ by about 1e-6 of it, a wrong average by 1 / global batch at least.
+GRADIENT_TOLERANCE = 1e-4
 
 ADAM: dict[str, Any] = {"name": "adam", "lr": 0.01, "weight_decay": 0.01}
 SGD: dict[str, Any] = {"name": "sgd", "lr": 0.1}

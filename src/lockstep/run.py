@@ -67,13 +67,21 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 12.0
 
 
+class Proof(msgspec.Struct, frozen=True, kw_only=True):
+    """Write down every step for `lockstep verify` (training/witness.py)."""
+
+    reference: str | None = None
+    """The folder of the run whose states this one starts its steps from; None: this run is that reference."""
+    keep: bool = True
+    """Keep tensors; false: digests alone, which is enough to see whether two runs are the same bits."""
+
+
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What a run does beside training: neither the mathematics nor the place."""
 
     data_root: str | None = None
     time_limit_s: float | None = None
-    capture_gradients: bool = False
-    """Keep the gradients of the first step and the final weights as arrays (for `lockstep verify`)."""
+    proof: Proof | None = None
     save_model: bool = True
     checkpoint_every: int | None = None
     """Keep a checkpoint after so many epochs, and at the end."""

@@ -62,8 +62,6 @@ def _train(run: Run, spec: Spec, rank: Rank, device: torch.device) -> None:
         probe.measure(run, spec, rank, device)
         return
     made = assemble(run, spec, rank, device)
-    if spec.options.capture_gradients:
-        capture.gradients(run, rank, made.model, made.stepper, made.train, spec)
     if rank.is_first:
         watcher = {k: v for k, v in run.recorded_status().items() if k in ("supervisor_pid", "host", "job", "cores")}
         run.write_status("running", **watcher)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+import time
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
+from lockstep import verified
 from lockstep.explain.evidence import Evidence
 from lockstep.explain.finding import Finding
 from lockstep.explain.words import points
 from lockstep.placement import changes_mathematics
-from lockstep.run import Run, Spec
+from lockstep.run import Run, Spec, runs_root
 from lockstep.settings import flatten
 
 # Keys of a recipe that say how long and with which luck, not what.
@@ -36,30 +40,63 @@ def answer(evidence: Evidence) -> list[Finding]:
     alone = one_process(evidence)
     spread = seed_spread(evidence)
     against = [accuracy - value for value in alone]
+    proof = verified.find((evidence.run.folder.parent, runs_root()), evidence.spec, evidence.run.environment())
+    difference = statistics.fmean(against) if against else None
+    noise = _noise(accuracy, spread, evidence.spec.plan.test_samples, len(alone))
+    differs = difference is not None and abs(difference) > 2 * noise
     figures = {
         "checks": [{"name": c.name, "changed": c.changed, "evidence": c.evidence} for c in checks],
-        "difference": statistics.fmean(against) if against else None,
+        "difference": difference,
+        "differs": differs,
+        "noise": noise,
         "one_process_runs": len(alone),
         "seed_spread": spread,
+        "verified": proof["time"] if proof else None,
     }
     text = "; ".join(f"{check.name}: {check.evidence}" for check in (changed or checks))
     compared = (
-        f"{points(statistics.fmean(against))} against {len(alone)} run(s) of the same recipe in one process"
-        if against
+        f"{points(difference)} against {len(alone)} run(s) of the same recipe in one process"
+        if difference is not None
         else "no run of the same recipe in one process to compare with"
     )
-    noise = "" if spread is None else f"; seeds alone differ by {100 * spread:.2f} points (standard deviation)"
+    luck = "" if spread is None else f"; seeds alone differ by {100 * spread:.2f} points (standard deviation)"
+    proven = _proven(proof)
+    verdict, step = _verdict(changed, proof is not None, differs)
+    why = f"{compared}{luck}; {proven}; {text}"
+    return [Finding(question="accuracy", verdict=verdict, why=why, next=step, figures=figures)]
+
+
+def _verdict(changed: list[Check], proven: bool, differs: bool) -> tuple[str, str]:
+    """What may be said, and what to do next. That nothing changes is said only where it was proven and nothing speaks against it."""
+    verify = "lockstep verify, with the same words as this run"
     if changed:
-        verdict = f"the recipe changed with the ranks: {', '.join(check.name for check in changed)}"
         step = (
             "keep global_batch, or state lr_rule and lr_batch"
-            if any(c.name == "global batch" for c in changed)
+            if any(check.name == "global batch" for check in changed)
             else "compare with: lockstep verify"
         )
-    else:
-        verdict = "distribution does not change what is computed here"
-        step = "" if against else "prove it: lockstep verify, with the same words as this run"
-    return [Finding(question="accuracy", verdict=verdict, why=f"{compared}{noise}; {text}", next=step, figures=figures)]
+        return f"the recipe changed with the ranks: {', '.join(check.name for check in changed)}", step
+    if differs and proven:
+        verdict = "verified step by step, yet the result differs from one process by more than noise"
+        return verdict, "repeat both with several seeds: lockstep study"
+    if differs:
+        return "not verified, and the result differs from one process by more than noise", f"find out: {verify}"
+    if proven:
+        return "distribution does not change what is computed here: verified", ""
+    return "not verified: no known cause changes what is computed, but nothing has proven it", f"prove it: {verify}"
+
+
+def _proven(proof: dict[str, Any] | None) -> str:
+    if proof is None:
+        return "no verify of this recipe on this kind of placement has passed here"
+    day = time.strftime("%Y-%m-%d", time.localtime(proof["time"]))
+    return f"verify passed {proof['checks']} checks over {proof['steps']} steps on {day}"
+
+
+def _noise(accuracy: float, spread: float | None, samples: int, runs: int) -> float:
+    """The standard deviation of a difference that luck alone makes: of seeds where it is known, else of drawing the test samples."""
+    one = spread if spread is not None else math.sqrt(max(accuracy * (1 - accuracy), 0.0) / max(1, samples))
+    return float(one * math.sqrt(1 + 1 / max(1, runs)))
 
 
 def checklist(evidence: Evidence) -> list[Check]:

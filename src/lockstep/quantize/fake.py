@@ -103,7 +103,8 @@ class _Fake(nn.Module):
         weight, zeros = self.weight, self.weight_zeros
         scales = weight_scales(weight.detach(), self.scheme)
         if weight.numel() < SMALL:
-            return torch.fake_quantize_per_channel_affine(weight, scales, zeros, 0, -WEIGHT_TOP, WEIGHT_TOP)
+            # PyTorch takes scales in float32 alone, also for weights in float64 (`lockstep verify` judges by them).
+            return torch.fake_quantize_per_channel_affine(weight, scales.float(), zeros, 0, -WEIGHT_TOP, WEIGHT_TOP)
         rounded: Tensor = _RoundWeight.apply(weight, scales)  # type: ignore[no-untyped-call]
         return rounded
 

@@ -76,6 +76,10 @@ def assemble(run: Run, spec: Spec, rank: Rank, device: torch.device) -> Assembly
     stepper = Stepper(
         recipe, strategy, optimizer, train, plan, rank, recorder.clock, recorder.log, precision, position.steps
     )
+    if spec.options.proof:
+        from lockstep.training.witness import Witness
+
+        stepper.witness = Witness(run, spec, rank, model, strategy, optimizer, precision)
     if qat:
         qat.start(position.steps)
     stopping = Stopping(recipe.early_stopping, kept["stopping"] if kept else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -24,9 +25,15 @@ class Evaluation:
 
 @torch.inference_mode()
 def evaluate(
-    model: nn.Module, batches: Batches, samples: int, batch: int, rank: Rank, precision: Precision
+    model: nn.Module,
+    batches: Batches,
+    samples: int,
+    batch: int,
+    rank: Rank,
+    precision: Precision,
+    saw: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
 ) -> Evaluation:
-    """Loss and accuracy over the first `samples` of the set, over all ranks."""
+    """Loss and accuracy over the first `samples` of the set, over all ranks; `saw` is told of every batch."""
     device = next(model.parameters()).device
     loss = torch.zeros((), dtype=torch.float64, device=device)
     correct = torch.zeros((), dtype=torch.int64, device=device)
@@ -34,6 +41,8 @@ def evaluate(
     model.eval()
     for low in range(start, stop, batch):
         images, labels = batches.take(low, min(low + batch, stop))
+        if saw:
+            saw(images, labels)
         with precision.context():
             scores = precision.scores(model(precision.images(images)))
         loss += functional.cross_entropy(scores, labels, reduction="sum")

@@ -82,7 +82,7 @@ class Trainer:
         sums, mine = self._steps_of(epoch)
         samples = int(sums.samples)
         begin = perf_counter()
-        test = self._evaluate()
+        test = self._evaluate(epoch)
         eval_seconds = perf_counter() - begin
         self._recorder.aside("evaluation", begin)
         logged = self._recorder.logging_seconds
@@ -113,10 +113,16 @@ class Trainer:
                 Position(epoch, self._steps), {"test_loss": test.loss, "test_accuracy": test.accuracy}, better
             )
 
-    def _evaluate(self) -> Evaluation:
+    def _evaluate(self, epoch: int) -> Evaluation:
         samples, batch = self._spec.plan.test_samples, self._spec.placement.eval_batch
+        witness = self._stepper.witness
+        if witness:
+            witness.before_evaluation(epoch, self._test)
         self._settle()
-        test = evaluate(self._model, self._test, samples, batch, self._rank, self._precision)
+        saw = witness.saw_test if witness else None
+        test = evaluate(self._model, self._test, samples, batch, self._rank, self._precision, saw)
+        if witness:
+            witness.evaluated(test)
         if self._qat:
             self._int8 = self._qat.after_epoch(
                 lambda int8: evaluate(int8, self._test, samples, batch, self._rank, self._precision)

@@ -7,7 +7,7 @@ accumulation window. So the gradient does not depend on how the batch was divide
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -24,6 +24,9 @@ from lockstep.training.loss import Loss, penalize
 from lockstep.training.optimizers import Optimizer, clip
 from lockstep.training.precision import Precision
 from lockstep.training.schedule import Pace
+
+if TYPE_CHECKING:  # only `lockstep verify` needs it
+    from lockstep.training.witness import Witness
 
 
 class Stepper:
@@ -62,13 +65,19 @@ class Stepper:
         self._weighs: tuple[int, float] = (0, 0.0)
         self._row, self._taken = log.count, steps_before
         self._ready = LastGradient(self._parameters, clock) if rank.world > 1 else None
+        self.witness: Witness | None = None
+        """Who writes the steps down (`lockstep verify`)."""
 
     def run(self, epoch: int, first: int, count: int) -> None:
         """The step on the global batch of `count` samples that starts at position `first` of the epoch's order."""
-        clock = self._clock
+        clock, witness = self._clock, self.witness
+        if witness:
+            witness.before(self._taken)
         clock.start()
         self._pace.set(self._taken)
         samples = self._gradients(first, count)
+        if witness:
+            witness.exchanged(self._clip_norm, self._regularize)
         if self._plain:
             self._take_step()
         else:
@@ -83,6 +92,8 @@ class Stepper:
         self._row += 1
         if self._ready:
             self._ready.narrow()
+        if witness:
+            witness.after()
 
     def _update(self) -> None:
         """The optimizer's step, with all that a recipe may want between the gradients and it."""
@@ -107,18 +118,6 @@ class Stepper:
             self._clock.lap(OPTIMIZER)
             self._send_weights()
             self._clock.lap(EXCHANGE)
-
-    def gradients_only(self, first: int, count: int) -> list[torch.Tensor]:
-        """The exchanged gradients of a step that is not taken (for `lockstep verify`)."""
-        self._clock.start()
-        self._gradients(first, count)
-        found = [p.grad for p in self._parameters if p.grad is not None]
-        if self._precision.scale is not None:
-            torch._foreach_div_(found, self._precision.scale.value)
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad.detach().clone() for p in self._parameters]
-        self._drop_gradients()
-        together = getattr(self._strategy, "together", None)
-        return [together(index, part) for index, part in enumerate(gradients)] if together else gradients
 
     def _drop_gradients(self) -> None:
         for parameter in self._parameters:
@@ -154,6 +153,8 @@ class Stepper:
         start, stop = (first, first + 1) if empty else (first + low, first + high)
         batch = self._batches.train_batch(start, stop)
         clock.lap(DATA)
+        if self.witness:
+            self.witness.saw(batch, 0 if empty else high - low, count)
         layers.bind(batch.keys, 0 if empty else high - low)
         with precision.context():
             scores = precision.scores(self._strategy.model(precision.images(batch.images)))

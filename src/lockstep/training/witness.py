@@ -1,0 +1,352 @@
+"""What one rank writes down for `lockstep verify`, step by step (docs/verify.md).
+
+The run in one process is the *reference*: before each judged step it saves the whole state, and beside its own float32 step
+it computes the step's true gradient in float64. A run on another placement loads that state before the step, takes the step
+through its normal path, and writes down what came of it. So rounding of one step never reaches the next. Nothing is judged here:
+`lockstep.judge` compares what the folders hold.
+
+    proof/state-00000007.pt       reference: weights, buffers, optimizer, loss scale before step 7 (from 0)
+    proof/true-00000007.pt        reference: the gradient and the loss in float64, and what perturbations of rounding size do to them
+    proof/step-00000007.pt        rank 0: the exchanged gradient, and weights and optimizer after the update
+    proof/own-00000007-0001.pt    rank 1: the gradient of its own share, computed once more without the strategy
+    proof/rank-0001.jsonl         every rank, every step: samples, learning rate, digests
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from lockstep.data.batches import Batch, Batches
+from lockstep.errors import RunFailed
+from lockstep.models import layers
+from lockstep.parallel.ranks import Rank
+from lockstep.parallel.strategies import Strategy
+from lockstep.recipe import Regularize
+from lockstep.run import Proof, Run, Spec, append_line
+from lockstep.training.evaluate import Evaluation
+from lockstep.training.loss import Loss
+from lockstep.training.optimizers import Optimizer
+from lockstep.training.precision import Precision
+from lockstep.training.state import whole_state
+
+FOLDER = "proof"
+# Every step is judged where that costs at most this; else as many as do, spread over the run.
+BUDGET_BYTES, BUDGET_SECONDS = 1 << 30, 20.0
+# How far the judge moves the weights, in roundings of the recipe's number format: far enough to cross every kink (a ReLU, the
+# choice of a max-pool) that float32 may fall on either side of.
+PERTURBATION = 32 * 2.0**-24
+UNIT_ROUNDING = {"fp32": 2.0**-24, "bf16": 2.0**-9, "fp16": 2.0**-12, "pure-bf16": 2.0**-9, "pure-fp16": 2.0**-12}
+
+
+@dataclass
+class Pass:
+    """One forward pass of a step: what it was given, and of how many samples in all its global batch was."""
+
+    batch: Batch
+    real: int
+    """How many of the samples count: 0 for the dummy of a rank without any."""
+    count: int
+
+
+class Witness:
+    """Follows one rank's steps and evaluations."""
+
+    def __init__(
+        self,
+        run: Run,
+        spec: Spec,
+        rank: Rank,
+        model: nn.Module,
+        strategy: Strategy,
+        optimizer: Optimizer,
+        precision: Precision,
+    ) -> None:
+        assert spec.options.proof is not None
+        self._proof: Proof = spec.options.proof
+        self._spec, self._rank, self._model, self._strategy = spec, rank, model, strategy
+        self._optimizer, self._precision, self._loss = optimizer, precision, Loss(spec.recipe)
+        self._names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        self._folder = run.folder / FOLDER
+        self._folder.mkdir(exist_ok=True)
+        self._source = Path(self._proof.reference) / FOLDER if self._proof.reference else None
+        self._stride = 1
+        self._expected: str | None = None
+        self._row: dict[str, Any] = {}
+        self._kept: dict[str, Any] = {}
+        self._passes: list[Pass] = []
+        self._before: dict[str, Any] | None = None
+        self._judge: nn.Module | None = None
+        norm = any(isinstance(layer, _BatchNorm) for layer in model.modules())
+        append_line(self._folder / f"rank-{rank.rank:04d}.jsonl", {"batch_norm": norm})
+
+    @property
+    def _is_judge(self) -> bool:
+        return self._proof.keep and self._source is None
+
+    # What the training step calls
+
+    def before(self, step: int) -> None:
+        """Before step 0, 1, 2, …: start where the reference did."""
+        self._row, self._kept, self._passes = {"step": step, "samples": []}, {}, []
+        self._row["undisturbed"] = self._expected in (None, self._weights_digest())
+        self._before = self._judge = None
+        path = self._path("state", step)
+        if self._source is not None:
+            if path.exists():
+                self._kept["buffers"] = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
+                self._before = _read(path)
+                self._load(self._before)
+        elif self._is_judge and self._is_due(step):
+            self._before = self._state()
+            torch.save(self._before, path)
+            self._judge = copy.deepcopy(self._model)
+        self._generator = torch.get_rng_state()
+
+    def saw(self, batch: Batch, real: int, count: int) -> None:
+        """A forward pass has this batch."""
+        self._row["samples"] += _fingerprints(batch.images[:real], batch.labels[:real])
+        if self._before is not None and self._proof.keep:
+            self._passes.append(Pass(batch, real, count))
+
+    def exchanged(self, clip_norm: float | None, regularize: Regularize) -> None:
+        """The exchange is over, and the optimizer has not begun; what it will be given."""
+        optimizer, scale = self._optimizer, self._precision.scale
+        self._row |= {
+            "lr": optimizer.lr,
+            "inertia": optimizer.inertia,
+            "clip_norm": clip_norm,
+            "l1": regularize.l1,
+            "l2": regularize.l2,
+            "scale": float(scale.value) if scale else 1.0,
+        }
+        gradients = [None if p.grad is None else p.grad.detach().clone() for p in optimizer.parameters]
+        together: Callable[[int, Tensor], Tensor] | None = getattr(self._strategy, "together", None)
+        if together:
+            gradients = [None if g is None else together(index, g) for index, g in enumerate(gradients)]
+        self._row["gradient"] = _digest([g for g in gradients if g is not None])
+        self._kept["gradient"] = dict(zip(self._names, gradients, strict=True))
+
+    def after(self) -> None:
+        """The step is over."""
+        begin, step = perf_counter(), self._row["step"]
+        self._expected = self._row["weights"] = self._weights_digest()
+        if self._before is not None:
+            after = self._state()
+            self._row["optimizer"] = _digest([t for tensors in after["optimizer"].values() for t in tensors])
+            if self._proof.keep:
+                if self._rank.is_first:
+                    torch.save({**self._kept, **after}, self._path("step", step, self._folder))
+                if self._judge is not None:
+                    self._write_truth(step, begin)
+                if self._rank.world > 1 and not hasattr(self._strategy, "together"):
+                    self._write_own(step, after)
+        append_line(self._folder / f"rank-{self._rank.rank:04d}.jsonl", self._row)
+
+    # What the evaluation calls
+
+    def before_evaluation(self, epoch: int, test: Batches) -> None:
+        """Evaluate the reference's weights, so that results can be compared as numbers."""
+        self._row = {"epoch": epoch, "samples": []}
+        path = self._path("evaluation", epoch)
+        if self._source is not None:
+            self._load(_read(path))
+        elif self._proof.keep:
+            torch.save({**self._state(), **self._true_evaluation(test)}, path)
+        self._expected = self._weights_digest()
+
+    def saw_test(self, images: Tensor, labels: Tensor) -> None:
+        self._row["samples"] += _fingerprints(images, labels)
+
+    def evaluated(self, test: Evaluation) -> None:
+        self._row |= {"loss": test.loss, "accuracy": test.accuracy, "count": test.samples}
+        append_line(self._folder / f"rank-{self._rank.rank:04d}.jsonl", self._row)
+
+    # The state
+
+    def _state(self) -> dict[str, Any]:
+        """All that a step starts from. Collective where a strategy has divided it."""
+        scale = self._precision.scale
+        state = {
+            "model": whole_state(self._model),
+            "optimizer": self._optimizer.state(),
+            "scale": scale.state() if scale else {},
+        }
+        return dict(_cloned(state))
+
+    @torch.no_grad()
+    def _load(self, state: dict[str, Any]) -> None:
+        state = _cloned(state)  # an optimizer may keep the tensors it is given
+        self._load_weights(state["model"])
+        self._optimizer.load_state(state["optimizer"])
+        if self._precision.scale and state["scale"]:
+            self._precision.scale.load_state(state["scale"])
+
+    def _load_weights(self, weights: dict[str, Tensor]) -> None:
+        load: Callable[[dict[str, Tensor]], Any] = getattr(self._strategy, "load_whole", self._model.load_state_dict)
+        load(weights)
+
+    def _weights_digest(self) -> str:
+        """Of what the optimizer moves. Buffers are compared apart: some change between steps by design."""
+        state = whole_state(self._model)
+        return _digest([state[name] for name in self._names])
+
+    def _path(self, kind: str, step: int, folder: Path | None = None) -> Path:
+        return (folder or self._source or self._folder) / f"{kind}-{step:08d}.pt"
+
+    def _is_due(self, step: int) -> bool:
+        plan = self._spec.plan
+        closing = (step + 1) % plan.steps_per_epoch == 0 or step + 1 == plan.total_steps
+        return step % self._stride == 0 or closing
+
+    # What is computed beside the step
+
+    def _write_own(self, step: int, after: dict[str, Any]) -> None:
+        """The gradient of this rank's share by the plain model: no wrapper, no hook, no exchange of gradients."""
+        assert self._before is not None
+        generator, parameters = torch.get_rng_state(), [p for p in self._model.parameters() if p.requires_grad]
+        scale = self._precision.scale
+        self._load_weights(self._before["model"])
+        torch.set_rng_state(self._generator)
+        sums = [torch.zeros_like(p, dtype=torch.float64) for p in parameters]
+        sizes = [torch.zeros_like(p, dtype=torch.float64) for p in parameters]
+        # The strategy's own factor is multiplied in and taken out again: it need not be a power of two, and the passes are to
+        # round as they did in the step.
+        factor = self._strategy.gradient_scale * (self._before["scale"]["scale"].item() if scale else 1.0)
+        for each in self._passes:
+            layers.bind(each.batch.keys, each.real)
+            with self._precision.context():
+                scores = self._precision.scores(self._model(self._precision.images(each.batch.images)))
+                loss = self._loss(scores, each.batch)
+            weight = torch.full((), self._strategy.gradient_scale / each.count if each.real else 0.0)
+            if scale:
+                weight = weight * self._before["scale"]["scale"]
+            found = torch.autograd.grad(loss * weight, parameters, allow_unused=True)
+            for total, size, gradient in zip(sums, sizes, found, strict=True):
+                if gradient is not None:
+                    total += gradient.double() / factor
+                    size += gradient.double().abs() / factor
+        self._load_weights(after["model"])
+        torch.set_rng_state(generator)
+        content = {
+            "gradient": dict(zip(self._names, sums, strict=True)),
+            "size": {name: size.float() for name, size in zip(self._names, sizes, strict=True)},
+            "passes": len(self._passes),
+        }
+        torch.save(content, self._folder / f"own-{step:08d}-{self._rank.rank:04d}.pt")
+
+    def _write_truth(self, step: int, begin: float) -> None:
+        assert self._judge is not None
+        judge = self._judge.double()
+        start = {name: tensor.clone() for name, tensor in judge.state_dict().items()}
+        loss, truth = self._gradient_in_double(judge)
+        moved: dict[str, Tensor] = {name: torch.zeros((), dtype=torch.float64) for name in truth}
+        loss_moved = 0.0
+        for sign in (1.0, -1.0):
+            judge.load_state_dict(start)
+            self._perturb(judge, sign, step)
+            other, gradient = self._gradient_in_double(judge)
+            loss_moved = max(loss_moved, abs(other - loss))
+            for name in moved:
+                moved[name] = torch.maximum(moved[name], (gradient[name] - truth[name]).norm())
+        content = {"gradient": truth, "moved": moved, "loss": loss, "loss_moved": loss_moved}
+        torch.save(content, self._path("true", step))
+        if step == 0:
+            self._choose_stride(perf_counter() - begin)
+
+    def _choose_stride(self, seconds: float) -> None:
+        """From what the first judged step cost: its files, and the time beside the step."""
+        size = sum(path.stat().st_size for path in self._folder.glob("*-00000000.pt"))
+        # Every placement writes about as much again.
+        cost = max(3 * size / BUDGET_BYTES, seconds / BUDGET_SECONDS)
+        self._stride = max(1, round(self._spec.plan.total_steps * cost + 0.5))
+
+    def _gradient_in_double(self, judge: nn.Module) -> tuple[float, dict[str, Tensor]]:
+        """Of the mean loss over the whole global batch."""
+        parameters = [p for p in judge.parameters() if p.requires_grad]
+        generator = torch.get_rng_state()
+        torch.set_rng_state(self._generator)
+        total, sums = 0.0, [torch.zeros_like(p) for p in parameters]
+        for each in self._passes:
+            layers.bind(each.batch.keys, each.real)
+            try:
+                loss = self._loss(judge(each.batch.images.double()), each.batch) / each.count
+            except RuntimeError as error:
+                text = str(error).partition("\n")[0]
+                raise RunFailed(f"verify needs the model in float64, and there it fails: {text}") from None
+            total += loss.item()
+            for sum_, gradient in zip(sums, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True):
+                if gradient is not None:
+                    sum_ += gradient
+        torch.set_rng_state(generator)
+        return total, dict(zip(self._names, sums, strict=True))
+
+    @torch.no_grad()
+    def _perturb(self, judge: nn.Module, sign: float, step: int) -> None:
+        """The second time the other way: what lies within reach on either side is crossed in one of the two."""
+        generator = torch.Generator().manual_seed(step)
+        size = sign * max(PERTURBATION, 2 * UNIT_ROUNDING[self._spec.recipe.precision])
+        for parameter in judge.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.mul_(1 + size * noise.to(parameter.device))
+
+    @torch.inference_mode()
+    def _true_evaluation(self, test: Batches) -> dict[str, Any]:
+        """The evaluation in float64, and how many samples are so close to another class that rounding may decide."""
+        judge = copy.deepcopy(self._model).double().eval()
+        self._model.eval()
+        loss, hits, error, margins = 0.0, 0, 0.0, list[Tensor]()
+        samples, batch = self._spec.plan.test_samples, self._spec.placement.eval_batch
+        for low in range(0, samples, batch):
+            images, labels = test.take(low, min(low + batch, samples))
+            truth = judge(images.double())
+            with self._precision.context():
+                ours = self._precision.scores(self._model(self._precision.images(images)))
+            error = max(error, float((ours.double() - truth).abs().max()))
+            loss += functional.cross_entropy(truth, labels, reduction="sum").item()
+            hits += int((truth.argmax(1) == labels).sum())
+            best = truth.topk(2, 1).values if truth.shape[1] > 1 else truth.repeat(1, 2)
+            margins.append(best[:, 0] - best[:, 1])
+        self._model.train()
+        unsure = int((torch.cat(margins) < 4 * error).sum())
+        return {"true_loss": loss / samples, "true_hits": hits, "unsure": unsure}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = torch.load(path, weights_only=True)
+    return content
+
+
+def _cloned(content: Any) -> Any:
+    if isinstance(content, Tensor):
+        return content.detach().clone()
+    if isinstance(content, dict):
+        return {key: _cloned(value) for key, value in content.items()}
+    return [_cloned(value) for value in content] if isinstance(content, list) else content
+
+
+def _digest(tensors: list[Tensor]) -> str:
+    found = hashlib.sha256()
+    for tensor in tensors:
+        # Values, not memory: ranks may lay out the same tensor differently.
+        found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()[:32]
+
+
+def _fingerprints(images: Tensor, labels: Tensor) -> list[str]:
+    """One for each sample: of the very bytes that the model gets, after augmentation."""
+    rows = images.detach().cpu().contiguous().flatten(1).view(torch.uint8).numpy()
+    return [
+        hashlib.blake2b(row.tobytes() + bytes(str(label), "ascii"), digest_size=8).hexdigest()
+        for row, label in zip(rows, labels.tolist(), strict=True)
+    ]
