@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.errors import InputError
@@ -38,6 +38,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         Run.create(tmp_path, spec())
 
 
+@settings(deadline=None)
 @given(st.lists(st.dictionaries(st.text(), st.integers() | st.text())), st.integers(0, 40))
 def test_a_cut_last_line_is_passed_over(records: list[dict[str, object]], cut: int) -> None:
     import tempfile
