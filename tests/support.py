@@ -76,16 +76,22 @@ class Cli:
         return lines[-1].removeprefix("lockstep: ")
 
 
-def train_here(folder: Path, *words: str) -> dict[str, Any]:
-    """What `Cli.run` gives, computed by one rank that is this very process: a reference need not start another."""
+def train_here(folder: Path, *words: str, resume: str | None = None, **options: Any) -> dict[str, Any]:
+    """What `Cli.run` gives, computed by one rank that is this very process: a reference need not start another.
+
+    `resume` names the run folder to go on from; `options` are those of `lockstep.run.Options`.
+    """
     import torch
 
     from lockstep.launch import prepare
+    from lockstep.launch.resume import resumed
     from lockstep.parallel.ranks import Rank
+    from lockstep.run import Options, Run
     from lockstep.settings import load
     from lockstep.worker import _train
 
-    run, spec = prepare(*load([], words), runs=folder)
+    settings = resumed(Run(Path(resume)), words) if resume else load([], words)
+    run, spec = prepare(*settings, Options(resume_from=resume, **options), runs=folder)
     torch.set_num_threads(spec.placement.threads or 1)
     _train(run, spec, Rank(0, 1, 0, 1), torch.device("cpu"))
     return {**(run.summary() or {}), "run": str(run.folder), "id": run.id, "epochs": run.epochs()}

@@ -97,9 +97,9 @@ def test_after_a_kill_a_damaged_checkpoint_is_named_and_the_one_before_it_is_use
     path.write_bytes(path.read_bytes()[:-100])
     said: list[str] = []
     content = checkpoint.load(run.folder, said.append)
-    assert content["position"].steps == int(before.removeprefix("step-"))
+    assert content.position.step == int(before.removeprefix("step-"))
     assert str(path) in said[0]
-    epochs = content["position"].epoch + 1
+    epochs = content.position.step // 15 + 1
     result = cli("run", "--resume", run.id, f"epochs={epochs}", "--json")
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
@@ -170,3 +170,220 @@ def loss_on_test(weights: dict[str, torch.Tensor]) -> float:
     labels = torch.from_numpy(np.array(data.test_labels[:501], dtype=np.int64))
     with torch.no_grad():
         return float(torch.nn.functional.cross_entropy(model(images), labels))
+
+
+# A recipe that gets worse after some epochs.
+WORSENING = (*SHORT, "optimizer.lr=0.2", "optimizer.name=sgd", "optimizer.momentum=0.9")
+
+
+def test_early_stopping_that_is_turned_on_at_resume_counts_from_there(module_cli: Cli) -> None:
+    """The weights of earlier epochs were not kept: it can neither stop at once nor claim an earlier epoch's results."""
+    runs = module_cli.runs
+    losses = [e["test_loss"] for e in train_here(runs, *WORSENING, "epochs=12")["epochs"]]
+    best = min(range(8), key=losses.__getitem__)
+    first = train_here(runs, *WORSENING, f"epochs={best + 4}", checkpoint_every=1)
+    assert first["best_epoch"] == best + 1, "nothing has become better for three epochs"
+    found = train_here(runs, "epochs=12", "early_stopping.patience=3", resume=first["run"], checkpoint_every=1)
+    assert len(found["epochs"]) > best + 4, "it did not stop at once"
+    assert found["best_epoch"] > best + 4
+    assert loss_on_test(torch.load(Path(found["run"]) / "model.pt", weights_only=True)) == pytest.approx(
+        found["test_loss"], rel=1e-5
+    )
+    # Nothing is left to do: the results are those of the weights that there are.
+    again = train_here(runs, "early_stopping.patience=1", resume=first["run"])
+    assert again["weights_sha256"] == first["weights_sha256"]
+    assert again["test_loss"] == first["test_loss"]
+
+
+def test_early_stopping_goes_on_where_it_was(module_cli: Cli) -> None:
+    words = (*WORSENING, "epochs=12", "early_stopping.patience=3")
+    whole = train_here(module_cli.runs, *words)
+    stop = 15 * (whole["best_epoch"] + 1) + 7
+    cut = train_here(module_cli.runs, *words, f"max_steps={stop}", checkpoint_every=1)
+    again = train_here(module_cli.runs, "max_steps=none", resume=cut["run"])
+    for key in ("weights_sha256", "best_epoch", "stopped_by", "test_loss", "steps"):
+        assert again[key] == whole[key], key
+
+
+def test_batches_stated_per_rank_can_be_resumed_with_a_learning_rate_rule(module_cli: Cli) -> None:
+    words = (*SHORT, "batch_per_rank=48", "lr_rule=sqrt")
+    whole = train_here(module_cli.runs, *words)
+    cut = train_here(module_cli.runs, *words, "max_steps=17", checkpoint_every=1)
+    again = train_here(module_cli.runs, "max_steps=none", resume=cut["run"])
+    assert again["weights_sha256"] == whole["weights_sha256"]
+
+
+def rewritten(source: Path, target: Path, change: Any) -> Path:
+    """A run folder whose only checkpoint is another run's newest one, with something changed in it and a right checksum."""
+    folder = target / "checkpoints"
+    folder.mkdir(parents=True)
+    for name in ("run.json", "epochs.jsonl"):
+        (target / name).write_bytes((source / name).read_bytes())
+    name = checkpoint.checkpoints_in(source / "checkpoints")[0]
+    content = torch.load(source / "checkpoints" / f"{name}.pt", weights_only=True)
+    digest = checkpoint.save_whole(folder / f"{name}.pt", change(content) or content)
+    (folder / f"{name}.json").write_text(json.dumps({"sha256": digest}))
+    return target
+
+
+@pytest.fixture(scope="module")
+def cut(module_cli: Cli) -> dict[str, Any]:
+    """Stopped in the second epoch."""
+    return train_here(module_cli.runs, *SHORT, "max_steps=17", checkpoint_every=1)
+
+
+def as_version_1(content: dict[str, Any], **position: Any) -> dict[str, Any]:
+    """The fields that version 0.1 wrote: torch's generator alone, and a recipe without keys that came later."""
+    old = {key: content[key] for key in ("model", "optimizers", "strategy", "best_weights")}
+    recipe = {key: value for key, value in content["recipe"].items() if key not in ("quantize", "fused")}
+    step = content["position"]["step"]
+    return old | {
+        "format": 1,
+        "recipe": recipe,
+        "scale": {},
+        "stopping": {"best": None, "epoch": 0, "waited": 0},
+        "generators": [content["generators"][0][:5056]],
+        "position": {"steps": step, "totals": content["position"]["totals"], **position},
+    }
+
+
+@pytest.mark.parametrize("how", ["checkpoint-steps", "cut"])
+def test_checkpoints_of_version_0_1_go_on_from_their_step(
+    module_cli: Cli, alone: dict[str, Any], cut: dict[str, Any], tmp_path: Path, how: str
+) -> None:
+    """A cut epoch was kept there as a complete one, without its sums; one in the middle of an epoch had them."""
+
+    def change(content: dict[str, Any]) -> dict[str, Any]:
+        if how == "cut":
+            return as_version_1(content, epoch=2, visited=0, partial={})
+        return as_version_1(content, epoch=1, visited=96, partial=content["position"]["sums"])
+
+    old = rewritten(Path(cut["run"]), tmp_path / "old", change)
+    found = train_here(module_cli.runs, "max_steps=none", resume=str(old))
+    assert found["weights_sha256"] == alone["weights_sha256"]
+    assert [e["test_loss"] for e in found["epochs"]] == [e["test_loss"] for e in alone["epochs"]]
+    # What the epoch's first steps came to is not in a file of the first kind: the record says that it lacks them.
+    assert [e["partial"] for e in found["epochs"]] == [False, how == "cut"]
+
+
+def damage(*path: Any, value: Any = None) -> Any:
+    def change(content: Any) -> None:
+        for key in path[:-1]:
+            content = content[key]
+        if value is None:
+            del content[path[-1]]
+        else:
+            content[path[-1]] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (damage("position", "step", value="seven"), "position.step"),
+        (damage("position", "step", value=-1), "position.step"),
+        (damage("position", "odd", value=1), "odd"),
+        (damage("position", value=[1]), "position"),
+        (damage("position", "sums", "loss", value="x"), "position.sums.loss"),
+        (damage("stopping", "best", value="x"), "stopping.best"),
+        (damage("odd", value=1), "odd"),
+        (damage("model", value=torch.ones(2)), "Tensor"),
+        (damage("model", "0.weight", value=3), "model"),
+        (damage("optimizers", value=[[1]]), "optimizers"),
+        (damage("generators"), "generators"),
+        (damage("recipe", "epochs", value=0), "recipe.epochs"),
+        (damage("recipe", "odd", value=1), "odd"),
+    ],
+)
+def test_a_damaged_checkpoint_is_one_line_that_names_the_file_and_the_field(
+    cut: dict[str, Any], tmp_path: Path, change: Any, named: str
+) -> None:
+    folder = rewritten(Path(cut["run"]), tmp_path / "run", change)
+    with pytest.raises(InputError) as error:
+        checkpoint.load(folder, lambda text: None)
+    text = str(error.value)
+    assert "step-00000017.pt: it is damaged: " in text
+    assert named in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (damage("model", "0.weight", value=torch.ones(3)), "its model"),
+        (damage("model", "0.weight"), "its model"),
+        (damage("optimizers", 0, "means", 0), "its optimizers"),
+        (damage("optimizers", 0, "means"), "its optimizers"),
+        (damage("optimizers", value=[]), "its optimizers"),
+        (damage("generators", value=[torch.ones(3)]), "its generators"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_its_model_is_named(
+    module_cli: Cli, cut: dict[str, Any], tmp_path: Path, change: Any, named: str
+) -> None:
+    folder = rewritten(Path(cut["run"]), tmp_path / "run", change)
+    with pytest.raises(InputError, match=named) as error:
+        train_here(module_cli.runs, "max_steps=none", resume=str(folder))
+    assert "step-00000017.pt" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_key_that_came_later_does_not_make_it_another_recipe(
+    module_cli: Cli, alone: dict[str, Any], cut: dict[str, Any], tmp_path: Path
+) -> None:
+    def change(content: Any) -> None:
+        del content["recipe"]["quantize"], content["recipe"]["regularize"]["mixup"]
+
+    folder = rewritten(Path(cut["run"]), tmp_path / "run", change)
+    found = train_here(module_cli.runs, "max_steps=none", resume=str(folder))
+    assert found["weights_sha256"] == alone["weights_sha256"]
+
+
+ALONE = ("ranks=2", "local_sgd.every=8", "regularize.batch_norm=per-rank")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("strategy=local-sgd", "precision=fp16"),
+        pytest.param(("strategy=diloco",), marks=pytest.mark.slow),
+        pytest.param(("strategy=ddp",), marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_that_differ_go_on_each_with_its_own_bits(module_cli: Cli, words: tuple[str, ...]) -> None:
+    """Stopped within a round, where each rank has weights, optimizer, statistics and loss scale of its own."""
+    whole = module_cli.run(*SHORT, *ALONE, *words)
+    cut = module_cli.run(*SHORT, *ALONE, *words, "max_steps=20", "--checkpoint-every", "1")
+    kept = checkpoint.load(Path(cut["run"]))
+    assert len(kept.ranks) == 2
+    assert len(kept.scales) == (2 if "precision=fp16" in words else 0)
+    again = module_cli.run("--resume", cut["id"], "max_steps=none")
+    assert again["weights_sha256"] == whole["weights_sha256"]
+    assert [e["test_loss"] for e in again["epochs"]] == [e["test_loss"] for e in whole["epochs"]]
+
+
+SLOW_DISK = """
+import time
+from lockstep.models.nets import mnist_convnet as Net
+from lockstep.training import capture, checkpoint
+
+save = checkpoint.save_whole
+
+def slow(path, content):
+    time.sleep(9)
+    return save(path, content)
+
+checkpoint.save_whole = capture.save_whole = slow
+"""
+
+
+@pytest.mark.slow
+def test_the_others_wait_for_what_the_first_rank_does_alone_beyond_their_timeout(cli: Cli) -> None:
+    """A checkpoint within an epoch, one at the end and the weights each take longer than ranks wait for each other."""
+    (cli.folder / "net.py").write_text(SLOW_DISK)
+    words = ("model=net.py:Net", "ranks=2", "timeout_s=6", "epochs=1", "--checkpoint-steps", "10")
+    found = cli.run(*SHORT, *words)
+    assert (found["state"], found["steps"]) == ("done", 15)
+    assert found["checkpoint_seconds"] > 18
+    assert (Path(found["run"]) / "model.pt").exists()

@@ -139,6 +139,15 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 # What may change when a run goes on from a checkpoint: how long, not what.
 MAY_CHANGE = ("epochs", "max_steps", "early_stopping")
 
+
+def global_terms(recipe: Recipe) -> Recipe:
+    """The same recipe with its global batch stated, whatever it was stated by: what it is on another number of ranks too."""
+    if recipe.batch_per_rank is None:
+        return recipe
+    meant = recipe.lr_batch or recipe.batch_per_rank if recipe.lr_rule != "keep" else recipe.lr_batch
+    return msgspec.structs.replace(recipe, batch_per_rank=None, lr_batch=meant)
+
+
 # Which settings each choice reads; one that is set and not read deserves a warning, never silence.
 _READ_BY_OPTIMIZER = {
     "adam": ("beta1", "beta2", "eps"),

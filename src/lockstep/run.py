@@ -6,6 +6,7 @@
     epochs.jsonl        one line an epoch, over all ranks
     summary.json        the totals, written at the end
     model.pt            the trained weights (a plain state dict)
+    model.json          of a user's own model: what was changed about it, and what ranks may compute otherwise than one process
     checkpoints/        where asked for: the last ones and the best (training/checkpoint.py)
     ranks/0000/         of each rank: steps.bin (measure/records.py), epochs.jsonl, status.json, failure.json, log.txt
     tensorboard/        event files of each rank
@@ -46,6 +47,7 @@ PLANNING = ".planning"
 DATA = "data"
 """A user's own data set as its ranks read it; gone when the run has ended."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+MODEL_NOTES = "model.json"
 ENDED = ("done", "failed", "stalled", "cancelled")
 # A rank shows a sign of life about twice a second; one that is silent for so long is stalled (or its host is).
 STALLED_AFTER_S = 30.0
@@ -363,6 +365,11 @@ class Run:
 
     def summary(self) -> dict[str, Any] | None:
         return read_json(self.folder / "summary.json")
+
+    def model_notes(self, kind: str) -> list[str]:
+        """Of a user's own model: "remarks", what was changed about it; "cautions", why N ranks may not compute what one does."""
+        notes = (read_json(self.folder / MODEL_NOTES) or {}).get(kind)
+        return [note for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
 
     def environment(self) -> dict[str, Any]:
         return read_json(self.folder / "environment.json") or {}

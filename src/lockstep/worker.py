@@ -52,6 +52,7 @@ def work(run: Run, spec: Spec, rank: Rank) -> None:
 
 def _train(run: Run, spec: Spec, rank: Rank, device: torch.device) -> None:
     """What is made here is gone at the end: DDP's reducer must not outlive the group."""
+    from lockstep.parallel import group
     from lockstep.training import capture
     from lockstep.training.assemble import assemble
     from lockstep.training.state import whole_state
@@ -67,11 +68,14 @@ def _train(run: Run, spec: Spec, rank: Rank, device: torch.device) -> None:
         run.write_status("running", **watcher)
     summary = {**made.trainer.fit(), "compile_seconds": made.compile_seconds}
     state = whole_state(made.model)
-    if rank.is_first:
+
+    def write_results() -> None:
         if spec.options.save_model:
             capture.weights(run, state)
         write_atomic(run.folder / "summary.json", summary)
         run.write_status("done")
+
+    group.first_alone(write_results)
 
 
 def main() -> None:

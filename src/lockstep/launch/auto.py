@@ -24,6 +24,7 @@ def choose_backend(recipe: Recipe, placement: Placement) -> tuple[Placement, str
     if placement.backend != "auto" or placement.ranks == 1 or not here:
         return placement, ""
     measured = any(cell.ranks == placement.ranks for cell in store.load())
-    size = models.trained_size(recipe)[1] if measured else 0
+    # Lazy layers on data of the user's own have no size yet: then the backend with the lowest latency.
+    _, size = (models.trained_size(recipe) if measured else None) or (0, 0)
     backend, why = choose.best(size, placement.ranks, among=CANDIDATES[placement.launcher])
     return msgspec.structs.replace(placement, backend=backend), why

@@ -16,7 +16,13 @@ def exchanged_bytes(spec: Spec) -> dict[str, Any]:
         return {"bytes_per_step": None, "line": f"what {spec.recipe.model} exchanges is known to itself"}
     from lockstep import models
 
-    parameters, payload = models.trained_size(spec.recipe)
+    size = models.trained_size(spec.recipe)
+    if size is None:
+        return {
+            "bytes_per_step": None,
+            "line": "what is exchanged is known once the model's lazy layers have seen data",
+        }
+    parameters, payload = size
     ranks = spec.plan.ranks
     # A ring all-reduce sends every byte twice, less the part that is already in place.
     sent = 2 * payload * (ranks - 1) // ranks

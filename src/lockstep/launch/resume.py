@@ -9,7 +9,7 @@ import msgspec
 
 from lockstep.errors import InputError
 from lockstep.placement import Placement
-from lockstep.recipe import MAY_CHANGE, Recipe
+from lockstep.recipe import MAY_CHANGE, Recipe, global_terms
 from lockstep.run import CHECKPOINTS, Run
 from lockstep.settings import flatten, load
 
@@ -21,12 +21,11 @@ def resumed(run: Run, words: tuple[str, ...]) -> tuple[Recipe, Placement]:
             f"--resume {run.id}: it has no checkpoint (it was run without --checkpoint-every): start it anew"
         )
     spec = run.spec()
-    # The global batch is what makes it the same recipe, also where it was stated per rank.
-    was = msgspec.structs.replace(spec.recipe, batch_per_rank=None)
+    was = global_terms(spec.recipe)
     stated = {key: value for key, value in flatten(msgspec.to_builtins(was)).items() if value is not None}
     recipe, placement = load([], words, base=stated)
-    for key, now in msgspec.to_builtins(recipe).items():
-        before = msgspec.to_builtins(was)[key]
+    for key in Recipe.__struct_fields__:
+        before, now = getattr(was, key), getattr(recipe, key)
         if now != before and key not in MAY_CHANGE:
             raise InputError(
                 f"--resume {run.id}: {key} was {before}; only {', '.join(MAY_CHANGE)} and the placement may change"

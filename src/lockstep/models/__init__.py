@@ -73,39 +73,63 @@ def check_name(name: str) -> None:
     raise InputError(f"model={name}: no such model; {hint}")
 
 
-def build(recipe: Recipe) -> nn.Module:
-    """The recipe's model with weights that depend on nothing but the seed."""
+def build(recipe: Recipe, shape: Shape | None = None) -> nn.Module:
+    """The recipe's model with weights that depend on nothing but the seed.
+
+    `shape`: of an image, which lazy layers need to have weights at all.
+    """
     import torch
     from torch import nn
 
     from lockstep.models.layers import prepare
+    from lockstep.models.output import only_scores
+    from lockstep.seeding import seed_all, seeded
 
     check_name(recipe.model)
     info = CATALOGUE.get(recipe.model)
-    builder = load_object(info.builder if info else recipe.model, option="model")
-    arguments = {**recipe.model_args, **_regularizers(recipe, builder)}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)
+    with seeded(recipe.seed):  # a user's module may draw while it is imported, and a model from any of three generators
+        builder = load_object(info.builder if info else recipe.model, option="model")
+        arguments = {**recipe.model_args, **_regularizers(recipe, builder)}
+        seed_all(recipe.seed)  # the same model, whether its module was imported just now or before
         try:
             model = builder(**arguments)
         except TypeError as error:
             raise InputError(f"model={recipe.model} with {arguments or 'no model_args'}: {error}") from None
         except Exception as error:  # a user's code may raise anything; one line says where it came from
             raise InputError(f"model={recipe.model} could not be built: {type(error).__name__}: {error}") from error
-    if not isinstance(model, nn.Module):
-        raise InputError(f"model={recipe.model} returned {type(model).__name__}, not a torch.nn.Module")
+        if not isinstance(model, nn.Module):
+            raise InputError(f"model={recipe.model} returned {type(model).__name__}, not a torch.nn.Module")
+        if is_lazy(model) and shape is not None:
+            _try(model, recipe, torch.zeros(2, *shape))
     if not any(p.requires_grad for p in model.parameters()):
         raise InputError(f"model={recipe.model} has no parameters to train")
     prepare(model)
+    if info is None:
+        model.register_forward_hook(only_scores)
     return model
 
 
-def trained_size(recipe: Recipe) -> tuple[int, int]:
-    """Trained parameters, and their bytes. Known for the published nets as they are; others are built, which takes torch's two seconds."""
+def is_lazy(model: nn.Module) -> bool:
+    """Whether it has layers that learn their sizes from the first batch."""
+    from torch.nn.parameter import is_lazy as unknown
+
+    return any(unknown(tensor) for tensor in (*model.parameters(), *model.buffers()))
+
+
+def trained_size(recipe: Recipe) -> tuple[int, int] | None:
+    """Trained parameters, and their bytes; None for lazy layers on data that are not known yet.
+
+    Known for the published nets as they are; others are built, which takes torch's two seconds.
+    """
+    from lockstep.data.catalog import find
+
     info = CATALOGUE.get(recipe.model)
     if info and not recipe.model_args and recipe.regularize.batch_norm == "off":
         return info.parameters, 4 * info.parameters
-    trained = [p for p in build(recipe).parameters() if p.requires_grad]
+    model = build(recipe, None if is_spec(recipe.data) else find(recipe.data).shape)
+    if is_lazy(model):
+        return None
+    trained = [p for p in model.parameters() if p.requires_grad]
     return sum(p.numel() for p in trained), sum(p.numel() * p.element_size() for p in trained)
 
 
@@ -133,26 +157,35 @@ def _regularizers(recipe: Recipe, builder: Callable[..., Any]) -> dict[str, Any]
     return chosen
 
 
-def check_fits(model: nn.Module, recipe: Recipe, shape: Shape, classes: int) -> None:
-    """Try two blank images: a model that cannot take the data, or answers in another shape, is named before training."""
+def _try(model: nn.Module, recipe: Recipe, images: Any) -> Any:
+    """What the model answers for some images, in eval mode; an InputError that says why where it cannot."""
     import torch
 
-    size = "x".join(map(str, shape))
     training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            output = model(torch.zeros(2, *shape))
+            return model(images)
+    except InputError:
+        raise
     except Exception as error:
-        info = CATALOGUE.get(recipe.model)
+        info, shape = CATALOGUE.get(recipe.model), tuple(images.shape[1:])
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         if info and info.shape != shape:
             reason = f"it takes {'x'.join(map(str, info.shape))}; choose data={info.data} or another model"
+        size = "x".join(map(str, shape))
         raise InputError(
             f"model={recipe.model} cannot take the {size} images of data={recipe.data}: {reason}"
         ) from None
     finally:
         model.train(training)
+
+
+def check_fits(model: nn.Module, recipe: Recipe, shape: Shape, classes: int) -> None:
+    """Try two blank images: a model that cannot take the data, or answers in another shape, is named before training."""
+    import torch
+
+    output = _try(model, recipe, torch.zeros(2, *shape))
     if not isinstance(output, torch.Tensor) or output.dim() != 2 or output.shape[0] != 2:
         what = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
         raise InputError(f"model={recipe.model} answers {what} for 2 images, not (2, classes)")

@@ -5,7 +5,8 @@ The training step calls `bind` before each forward pass, since a layer sees acti
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ class _Bound:
 
     keys: Tensor | None = None
     real: int | None = None
+    calls: dict[int, int] = field(default_factory=dict)
+    """How often each dropout layer was called in this pass: a layer that is used twice has other masks the second time."""
 
 
 _bound = _Bound()
@@ -35,34 +38,138 @@ def bind(keys: Tensor | None, real: int | None) -> None:
     A rank without samples in a short last batch computes a dummy one to take part: it counts for nothing (real = 0).
     """
     _bound.keys, _bound.real = keys, real
+    _bound.calls.clear()
 
 
-class Dropout(nn.Dropout):
-    """Each feature of each sample is zero with probability p, the others are divided by 1 - p. No dropout in eval mode.
+class Keyed(nn.Module):
+    """A dropout layer whose masks depend on (seed, epoch, sample, layer, call, feature) alone. The first dimension is the samples,
+    or several rows of each sample, one sample after the other. No dropout in eval mode."""
 
-    Whether it is zero depends on (seed, epoch, sample, layer, feature) alone. The first dimension has to be the samples.
-    """
+    p: float
+    number = 0
+    """Which dropout layer of its model this is (`prepare`)."""
+    automatic = False
+    """It stands where the user had torch's own (`prepare`): where its samples cannot be told it draws as that does."""
+    lost = False
+    """Automatic, and its samples could not be told."""
+
+    def _kept(self, input: Tensor, channels: bool = False) -> Tensor | None:
+        """Which features of each sample, or which of its channels, are kept; in a shape that broadcasts to the input's."""
+        keys, rows = _bound.keys, len(input) if input.dim() else 0
+        if keys is None or rows == 0 or rows % len(keys):
+            self._unknown(keys, rows)
+            return None
+        calls = _bound.calls
+        call = calls.get(self.number, 0)
+        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
+            call = self._again(call)  # activation checkpointing computes it anew within backward
+        else:
+            calls[self.number] = call + 1
+        shape = (*input.shape[:2], *(1 for _ in input.shape[2:])) if channels else input.shape
+        stream = keyed.Stream.DROPOUT + self.number + (call << _CALL_SHIFT)
+        words = keyed.words(keys, stream, math.prod(shape) // len(keys))
+        # A signed word is below this one in p of all cases.
+        return (words >= min(round(self.p * 2**32) - 2**31, 2**31 - 1)).view(shape)
+
+    def _again(self, calls: int) -> int:
+        if calls == 1:
+            return 0
+        raise InputError(
+            f"a dropout layer that is used {calls} times in a forward pass cannot be computed anew in backward "
+            "(activation checkpointing): use a layer of its own in each place"
+        )
+
+    def _unknown(self, keys: Tensor | None, rows: int) -> None:
+        if not self.automatic:
+            known = "none are bound" if keys is None else f"{len(keys)} are bound for {rows} rows"
+            raise InputError(
+                f"Dropout needs the keys of its samples, and {known}: call lockstep.models.layers.bind first"
+            )
+        self.lost = True
+
+    def _off(self) -> bool:
+        return not self.training or self.p == 0
+
+
+# Streams of the second call of a layer, and of later ones, are this many bits further on.
+_CALL_SHIFT = 16
+
+
+class Dropout(Keyed, nn.Dropout):
+    """Each feature of each sample is zero with probability p, the others are divided by 1 - p."""
 
     def __init__(self, p: float = 0.5) -> None:
         super().__init__(p)
         if not 0 <= p < 1:
             raise ValueError(f"dropout p={p} is not from 0 to below 1")
-        self.number = 0
-        """Which dropout layer of its model this is (`prepare`)."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if not self.training or self.p == 0:
-            return input
-        keys = _bound.keys
-        if keys is None or len(keys) != len(input):
-            known = "none are bound" if keys is None else f"{len(keys)} are bound for {len(input)} rows"
-            raise InputError(
-                f"Dropout needs the keys of its samples, and {known}: call lockstep.models.layers.bind first"
-            )
-        words = keyed.words(keys, keyed.Stream.DROPOUT + self.number, input[0].numel())
-        # A signed word is below this one in p of all cases.
-        kept = words >= min(round(self.p * 2**32) - 2**31, 2**31 - 1)
-        return input * kept.view(input.shape).to(input.dtype).mul_(1 / (1 - self.p))
+        kept = None if self._off() else self._kept(input)
+        if kept is None:
+            return super().forward(input)
+        return input * kept.to(input.dtype).mul_(1 / (1 - self.p))
+
+
+class _ChannelDropout(Keyed):
+    """Whole channels of a sample are zero; `dims`: of inputs with samples, others are a single sample's."""
+
+    dims: tuple[int, ...] = ()
+
+    def forward(self, input: Tensor) -> Tensor:
+        kept = None
+        if not self._off() and input.dim() in self.dims:
+            kept = self._kept(input, channels=True)
+        elif not self._off():
+            self._unknown(None, 0)
+        if kept is None:
+            return super().forward(input)  # type: ignore[no-any-return]
+        return input * kept.to(input.dtype).mul_(1 / (1 - self.p))
+
+
+class Dropout1d(_ChannelDropout, nn.Dropout1d):
+    dims = (3,)
+
+
+class Dropout2d(_ChannelDropout, nn.Dropout2d):
+    dims = (3, 4)
+
+
+class Dropout3d(_ChannelDropout, nn.Dropout3d):
+    dims = (5,)
+
+
+class _AlphaDropout(Keyed):
+    """What is dropped becomes the least value of SELU, then mean and variance are put right; as torch computes it."""
+
+    channels = False
+
+    def forward(self, input: Tensor) -> Tensor:
+        kept = None if self._off() else self._kept(input, self.channels)
+        if kept is None:
+            return super().forward(input)  # type: ignore[no-any-return]
+        alpha = 1.7580993408473766
+        scale = 1 / math.sqrt((alpha * alpha * self.p + 1) * (1 - self.p))
+        noise = kept.to(input.dtype)
+        shift = (noise - 1).mul_(alpha * scale).add_(alpha * scale * self.p)
+        return input * noise.mul_(scale) + shift
+
+
+class AlphaDropout(_AlphaDropout, nn.AlphaDropout): ...
+
+
+class FeatureAlphaDropout(_AlphaDropout, nn.FeatureAlphaDropout):
+    channels = True
+
+
+# torch's own layers, and what takes their place.
+_KEYED: dict[type[nn.Module], type[Keyed]] = {
+    nn.Dropout: Dropout,
+    nn.Dropout1d: Dropout1d,
+    nn.Dropout2d: Dropout2d,
+    nn.Dropout3d: Dropout3d,
+    nn.AlphaDropout: AlphaDropout,
+    nn.FeatureAlphaDropout: FeatureAlphaDropout,
+}
 
 
 class BatchNorm2d(nn.BatchNorm2d):
@@ -178,8 +285,18 @@ def _world() -> int:
 
 
 def prepare(model: nn.Module) -> None:
-    """Number the dropout layers, so that each has masks of its own, and keep DDP from overwriting our statistics."""
-    for number, layer in enumerate(layer for layer in model.modules() if isinstance(layer, Dropout)):
+    """Make a model compute alike on all ranks where that can be done for it: keyed dropout in the place of torch's own, dense
+    gradients, and statistics that DDP does not overwrite."""
+    layer: Any
+    for layer in model.modules():
+        kind = _KEYED.get(type(layer))
+        if kind and 0 < getattr(layer, "p", 0) < 1:  # what drops nothing, or all, is the same everywhere
+            layer.__class__ = kind
+            layer.automatic = True
+        if type(layer) in (nn.Embedding, nn.EmbeddingBag) and layer.sparse:
+            layer.sparse, layer.made_dense = False, True  # the same gradient, as every strategy and optimizer takes it
+    # Each dropout layer has masks of its own.
+    for number, layer in enumerate(layer for layer in model.modules() if isinstance(layer, Keyed)):
         layer.number = number
     names = statistics(model)
     if names:
@@ -195,7 +312,7 @@ def statistics(model: nn.Module) -> list[str]:
 
 def needs_keys(model: nn.Module) -> bool:
     """Whether a training pass of this model needs the keys of its samples."""
-    return any(isinstance(layer, Dropout) and layer.p > 0 for layer in model.modules())
+    return any(isinstance(layer, Keyed) and layer.p > 0 for layer in model.modules())
 
 
 def synchronises(model: nn.Module) -> bool:

@@ -148,10 +148,13 @@ class Session:
             return
         if stepping.book.steps == 0:
             raise InputError("the script took no step within lockstep.session(): go through s.steps")
-        if self.is_first:
+
+        def write_results() -> None:
             if self._spec.options.save_model:
                 weights(self._run, state)
             write_atomic(self._run.folder / "summary.json", summary)
+
+        group.first_alone(write_results)
 
     def _known(self) -> Stepping:
         if self._stepping is None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -79,6 +82,29 @@ def leave() -> None:
         gc.collect()
         dist.barrier()
         dist.destroy_process_group()
+
+
+_alone = count()
+
+
+def first_alone(work: Callable[[], None]) -> None:
+    """The first rank does something for all (writes a file); the others wait for it, however long it takes. Collective.
+
+    They do not wait in a collective: that has a timeout, by which ranks that compute alike notice one that does not come, and
+    how long a disk takes says nothing about that. If the first rank dies meanwhile, its launcher ends the others.
+    """
+    if not dist.is_initialized():
+        work()
+        return
+    store, key = dist.distributed_c10d._get_default_store(), f"alone-{next(_alone)}"
+    if dist.get_rank() == 0:
+        work()
+        store.set(key, "done")
+        return
+    pause = 0.001
+    while not store.check([key]):
+        time.sleep(pause)
+        pause = min(2 * pause, 0.1)
 
 
 def exit_now(code: int) -> None:

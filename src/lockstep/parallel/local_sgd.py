@@ -8,8 +8,9 @@ count), so that a rank with fewer samples has a smaller gradient, and one withou
 **Averages** are therefore plain means over ranks: the samples have had their weight already. So one step of SGD between
 averages gives exactly what ddp gives, partial batches included. Weighting by samples once more would count them twice.
 
-**A round ends** after `every` steps, and whenever there must be one model: at an evaluation, at a checkpoint, at the end. Training
-goes on from that average, so that a run that is resumed from a checkpoint goes on as one that was not interrupted.
+**A round ends** after `every` steps, and whenever there must be one model: at an evaluation and at the end. Training goes on from
+that average. A checkpoint within a round keeps each rank's weights (training/resuming.py), so that a run that is resumed goes on as
+one that was not interrupted.
 """
 
 from __future__ import annotations
@@ -81,11 +82,12 @@ class LocalSgd:
             dist.broadcast(counter, 0)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint needs beside weights and optimizer, between rounds."""
-        return {"steps": torch.tensor(self._steps)}
+        """What a checkpoint needs beside weights and optimizer; the same on all ranks."""
+        return {"steps": torch.tensor(self._steps), "since": torch.tensor(self._since)}
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
         self._steps = int(state["steps"])
+        self._since = int(state["since"]) if "since" in state else 0  # version 0.1 ended the round
         if self._ranks > 1 and not self._warms_up():
             self._start_alone()
 
@@ -129,8 +131,12 @@ class DiLoCo(LocalSgd):
 
     def state(self) -> dict[str, torch.Tensor]:
         kept = super().state()
-        views = [view for memory in self._momenta for view in memory.views] if self._ranks > 1 else []
-        return kept | {f"momentum.{index}": view for index, view in enumerate(views)}
+        if self._ranks == 1:
+            return kept
+        for name, memories in (("momentum", self._momenta), ("anchor", self._anchors)):
+            views = [view for memory in memories for view in memory.views]
+            kept |= {f"{name}.{index}": view for index, view in enumerate(views)}
+        return kept
 
     @torch.no_grad()
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
@@ -139,7 +145,11 @@ class DiLoCo(LocalSgd):
             return
         for index, view in enumerate(view for memory in self._momenta for view in memory.views):
             view.copy_(state.get(f"momentum.{index}", torch.zeros(())))  # one rank keeps none
-        self._anchor_here()
+        if "anchor.0" not in state:  # one rank, or between rounds
+            self._anchor_here()
+            return
+        for index, view in enumerate(view for memory in self._anchors for view in memory.views):
+            view.copy_(state[f"anchor.{index}"])
 
     def _start_alone(self) -> None:
         super()._start_alone()

@@ -65,7 +65,7 @@ def answer(question: Question, scratch: Path) -> Answer:
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
     device = torch.device(placement.device)
     # As for an evaluation: layers that draw random numbers would ask for the samples' keys.
-    model: Any = models.build(recipe).eval().to(device=device, memory_format=memory_format)  # type: ignore[call-overload]
+    model: Any = models.build(recipe, data.shape).eval().to(device=device, memory_format=memory_format)  # type: ignore[call-overload]
     images = torch.rand(SAMPLES, *data.shape, device=device).contiguous(memory_format=memory_format)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     came: dict[int, float] = {}

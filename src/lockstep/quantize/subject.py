@@ -65,7 +65,7 @@ def load(run: Run, data_root: Path | None = None) -> Subject:
     if data_root is not None:
         spec = _with_root(spec, data_root)
     data = open_set(run, spec)
-    model = models.build(spec.recipe)
+    model = models.build(spec.recipe, data.shape)
     models.check_fits(model, spec.recipe, data.shape, data.classes)
     train, test = train_batches(spec, data, CPU), test_batches(spec, data, CPU)
     qat = None

@@ -13,30 +13,57 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
 import torch
+from torch import Tensor
 
 from lockstep.errors import InputError
+from lockstep.recipe import NonNegative, Recipe
 from lockstep.run import CHECKPOINTS, Run, folder_error, read_json, write_atomic
+from lockstep.training.stopping import Standing
+from lockstep.training.sums import Sums, Totals
 
-FORMAT = 1
+FORMAT = 2
 BEST = "best"
 
 
-@dataclass
-class Position:
-    """How far training had come: epochs that are whole, steps in all, and what there is of the epoch under way."""
+class Position(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Where a run is: its step, and what was summed up until there."""
 
-    epoch: int = 0
-    steps: int = 0
-    visited: int = 0
-    """Samples of the next epoch that were visited already."""
-    totals: dict[str, float] = field(default_factory=dict)
-    partial: dict[str, float] = field(default_factory=dict)
-    """Sums of the epoch under way, over all ranks."""
+    step: NonNegative = 0
+    """Optimizer steps that were taken. `epoch, offset = divmod(step, plan.steps_per_epoch)`: nothing else says where it is."""
+    sums: Sums = msgspec.field(default_factory=Sums)
+    """Of the epoch under way, over all ranks."""
+    totals: Totals = msgspec.field(default_factory=Totals)
+    """Of the epochs before it."""
+
+
+class Checkpoint(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What is kept. Lists have one entry for each rank, or a single one for all of them."""
+
+    recipe: Recipe
+    position: Position
+    model: dict[str, Tensor]
+    """Weights and buffers; where ranks differ, the mean of theirs."""
+    ranks: list[dict[str, Tensor]] = []
+    """Each rank's own weights or buffers, where ranks differ."""
+    optimizers: list[dict[str, list[Tensor]]]
+    scales: list[dict[str, Tensor]]
+    """fp16's loss scale."""
+    strategy: dict[str, Tensor]
+    generators: list[Tensor]
+    stopping: Standing
+    best_weights: dict[str, Tensor]
+    path: str = ""
+    """The file it was read from."""
+
+    @property
+    def run(self) -> Path:
+        """The run folder that it belongs to."""
+        return Path(self.path).parents[1]
 
 
 class Keeper:
@@ -46,14 +73,14 @@ class Keeper:
         self._run, self._keep = run, keep
         self._folder = run.folder / CHECKPOINTS
 
-    def save(self, content: dict[str, Any], position: Position, about: dict[str, Any], best: bool) -> None:
-        """One rank calls it; `content` is tensors and plain values."""
-        name = f"step-{position.steps:08d}"
+    def save(self, checkpoint: Checkpoint, about: dict[str, Any], best: bool) -> None:
+        """One rank calls it."""
+        step = checkpoint.position.step
+        name = f"step-{step:08d}"
         try:
             self._folder.mkdir(exist_ok=True)
-            whole = {"format": FORMAT, **content, "position": asdict(position)}
-            digest = save_whole(self._folder / f"{name}.pt", whole)
-            about = {"format": FORMAT, "sha256": digest, "steps": position.steps, "epoch": position.epoch, **about}
+            digest = save_whole(self._folder / f"{name}.pt", {"format": FORMAT, **_plain(checkpoint)})
+            about = {"format": FORMAT, "sha256": digest, "steps": step, **about}
             write_atomic(self._folder / f"{name}.json", about)
             if best:
                 self._link_best(name, about)
@@ -116,24 +143,22 @@ class _Writer:
         self._file.flush()
 
 
-def load(run: Path, warn: Callable[[str], None] | None = None) -> dict[str, Any]:
-    """The newest checkpoint of a run folder that is whole and ours, with its position as a `Position`."""
+def load(run: Path, warn: Callable[[str], None] | None = None) -> Checkpoint:
+    """The newest checkpoint of a run folder that is whole and ours."""
     warn = warn or (lambda text: print(f"warning: {text}", file=sys.stderr))
     folder, problems = run / CHECKPOINTS, []
     for name in checkpoints_in(folder):
         path = folder / f"{name}.pt"
         try:
-            content = _read(path)
+            return _read(path)
         except (OSError, ValueError) as error:
             problems.append(f"{path}: {error}")
             warn(f"checkpoint {path} cannot be used ({error}): taking the one before it")
-            continue
-        return {**content, "position": Position(**content["position"])}
     reason = f": {problems[0]}" if problems else " (it was run without --checkpoint-every)"
     raise InputError(f"run {run} has no checkpoint that can be used{reason}")
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> Checkpoint:
     about = read_json(path.with_suffix(".json")) or {}
     with path.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != about.get("sha256"):
@@ -143,6 +168,45 @@ def _read(path: Path) -> dict[str, Any]:
             content: Any = torch.load(file, weights_only=True, map_location="cpu")
         except Exception as error:  # torch raises many kinds for files that are not its own
             raise ValueError(str(error).partition("\n")[0][:200] or type(error).__name__) from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT or "position" not in content:
+    if not isinstance(content, dict) or content.get("format") not in (1, FORMAT) or "position" not in content:
         raise ValueError("it was not written by this version of Lockstep")
-    return content
+    try:
+        return _checked(content if content["format"] == FORMAT else _from_version_1(content), path)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"it is damaged: {str(error).partition(chr(10))[0][:200]}") from None
+
+
+def _plain(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Tensors and plain values, as torch.load takes them with weights_only=True."""
+    content: Any = msgspec.to_builtins(checkpoint, builtin_types=(Tensor,), enc_hook=lambda value: value)
+    del content["path"]
+    return dict(content)
+
+
+def _checked(content: dict[str, Any], path: Path) -> Checkpoint:
+    """Every field has the type that it is declared with; what does not is named."""
+    rest = {key: value for key, value in content.items() if key != "format"}
+    for field in msgspec.structs.fields(Checkpoint):
+        try:
+            msgspec.convert(rest.get(field.name, field.default), field.type, dec_hook=_instance)
+        except AttributeError:  # msgspec takes a tensor for an object and asks it for keys
+            raise ValueError(f"Unexpected `Tensor` - at `$.{field.name}`") from None
+        except msgspec.ValidationError:
+            pass  # said below, with the whole path to it
+    return msgspec.convert({**rest, "path": str(path)}, Checkpoint, dec_hook=_instance)
+
+
+def _instance(kind: type[Any], value: Any) -> Any:
+    if not isinstance(value, kind):
+        raise ValueError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")
+    return value
+
+
+def _from_version_1(content: dict[str, Any]) -> dict[str, Any]:
+    """Version 0.1 counted epochs and visited samples beside the steps. The steps alone say where it was."""
+    position = content["position"]
+    rest = {key: value for key, value in content.items() if key not in ("position", "scale")}
+    return rest | {
+        "position": {"step": position["steps"], "sums": position["partial"], "totals": position["totals"]},
+        "scales": [content["scale"]] if content["scale"] else [],
+    }

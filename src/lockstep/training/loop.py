@@ -25,7 +25,7 @@ from lockstep.training.precision import Precision
 from lockstep.training.state import digest, whole_state
 from lockstep.training.step import Stepper
 from lockstep.training.stopping import Stopping
-from lockstep.training.sums import Span, Sums, Totals, epoch_record, rank_record
+from lockstep.training.sums import Span, Sums, epoch_record, rank_record
 
 if TYPE_CHECKING:  # only recipes with quantize=qat need it
     from lockstep.quantize.training import Qat
@@ -61,10 +61,10 @@ class Trainer:
         self._strategy, self._stepper, self._train, self._test = strategy, stepper, train, test
         self._recorder, self._precision, self._stopping, self._keep = recorder, precision, stopping, keep
         self._qat, self._int8 = qat, dict[str, float]()
-        self._position = position or Position()
-        self._steps, self._epochs = self._position.steps, self._position.epoch
-        self._totals = Totals(**self._position.totals)
-        self._carried = Sums(**self._position.partial)
+        position = position or Position()
+        self._step, self._sums, self._totals = position.step, position.sums, position.totals
+        self._epochs = -(-self._step // spec.plan.steps_per_epoch)
+        """The number of the last epoch that has a record."""
         self._started = time.time()
         self._stopped: str | None = self._stopping.reason()
 
@@ -72,46 +72,47 @@ class Trainer:
         """All epochs; returns the summary."""
         memory = MemoryMeter(next(self._model.parameters()).device)
         begin = perf_counter()
-        while self._stopped is None and self._steps < self._spec.plan.total_steps:
-            self._epoch(self._epochs + 1)
-        self._back_to_best()
+        while self._stopped is None and self._step < self._spec.plan.total_steps:
+            self._epoch()
+        self._totals.add(self._sums)  # of an epoch that was cut before, where no step was left to take
+        epoch = self._back_to_best()
         self._settle()
-        return self._summary(memory, perf_counter() - begin)
+        return self._summary(epoch, memory, perf_counter() - begin)
 
-    def _epoch(self, epoch: int) -> None:
-        sums, mine = self._steps_of(epoch)
-        samples = int(sums.samples)
+    def _epoch(self) -> None:
+        """One epoch, or what is left of it, up to its end or to where the run stops."""
+        plan = self._spec.plan
+        before, offset = divmod(self._step, plan.steps_per_epoch)
+        epoch = before + 1
+        mine = self._steps_of(epoch, offset)
+        sums, whole = self._sums, self._step % plan.steps_per_epoch == 0
+        if not whole:  # before the evaluation, which a run that was not stopped here would not make
+            self._checkpoint(at_end=True)
         begin = perf_counter()
         test = self._evaluate(epoch)
         eval_seconds = perf_counter() - begin
         self._recorder.aside("evaluation", begin)
         logged = self._recorder.logging_seconds
         self._recorder.epoch(
-            rank_record(epoch, self._rank.rank, mine, eval_seconds),
+            rank_record(epoch, self._rank.rank, mine, eval_seconds, plan.steps_per_epoch),
             {"test/loss": test.loss, "test/accuracy": test.accuracy},
         )
         eval_seconds, logging = reduce_max([eval_seconds, self._recorder.logging_seconds - logged])
         sums.logging_seconds += logging
-        totals = self._totals
-        totals.train_seconds += sums.seconds
-        totals.train_cpu_seconds += sums.cpu_seconds
-        totals.eval_seconds += eval_seconds
-        totals.logging_seconds += sums.logging_seconds
-        totals.train_images += samples
-        self._epochs, self._carried = epoch, Sums()
+        self._totals.eval_seconds += eval_seconds
+        self._totals.add(sums)
+        self._epochs, self._sums = epoch, Sums()
         better = self._stopping.better(epoch, test)
         if better:
             self._stopping.keep(self._model)
         self._stopped = self._stopped or self._stopping.reason()
         if self._rank.is_first:
-            record = epoch_record(epoch, self._steps, sums, test, eval_seconds) | self._int8
+            record = epoch_record(epoch, self._step, sums, test, eval_seconds, plan.train_samples) | self._int8
             append_line(self._run.folder / "epochs.jsonl", record)
-        every = self._spec.options.checkpoint_every
-        last = self._stopped is not None or self._steps >= self._spec.plan.total_steps
-        if every and (epoch % every == 0 or last):
-            self._checkpoint(
-                Position(epoch, self._steps), {"test_loss": test.loss, "test_accuracy": test.accuracy}, better
-            )
+        if whole:
+            last = self._stopped is not None or self._step >= plan.total_steps
+            about = {"test_loss": test.loss, "test_accuracy": test.accuracy}
+            self._checkpoint(epoch, last, about, better)
 
     def _evaluate(self, epoch: int) -> Evaluation:
         samples, batch = self._spec.plan.test_samples, self._spec.placement.eval_batch
@@ -135,84 +136,94 @@ class Trainer:
         self._call("settle")
         layers.settle(self._model)
 
-    def _back_to_best(self) -> None:
+    def _back_to_best(self) -> int:
+        """Early stopping's best weights, if they are not the last ones; returns the epoch whose weights the model has."""
         weights = self._stopping.best()
-        if weights is not None:
-            load: Callable[[dict[str, torch.Tensor]], Any] = getattr(
-                self._strategy, "load_whole", self._model.load_state_dict
-            )
-            load(weights)
+        if weights is None:
+            return self._epochs
+        load: Callable[[dict[str, torch.Tensor]], Any] = getattr(
+            self._strategy, "load_whole", self._model.load_state_dict
+        )
+        load(weights)
+        return self._stopping.best_epoch
 
     def _call(self, name: str) -> None:
         function = getattr(self._strategy, name, None)
         if function is not None:
             function()
 
-    def _checkpoint(self, position: Position, about: dict[str, Any], best: bool) -> None:
-        assert self._keep is not None
+    def _checkpoint(
+        self, epoch: int = 0, at_end: bool = False, about: dict[str, Any] | None = None, best: bool = False
+    ) -> None:
+        """Keep one where it is due: after `epoch`, after this step, or because the run ends here."""
+        options = self._spec.options
+        if self._keep is None:
+            return
+        after_epoch = bool(epoch and options.checkpoint_every and epoch % options.checkpoint_every == 0)
+        after_step = bool(options.checkpoint_steps and self._step % options.checkpoint_steps == 0)
+        if not (after_epoch or after_step or at_end):
+            return
         begin = perf_counter()
-        self._settle()
-        position.totals = asdict(self._totals)
-        self._keep(position, self._stopping, about, best)
-        self._call("restore")
+        self._keep(Position(step=self._step, sums=self._sums, totals=self._totals), self._stopping, about or {}, best)
         self._recorder.aside("checkpoint", begin)
         self._totals.checkpoint_seconds += reduce_max([perf_counter() - begin])[0]
 
-    def _steps_of(self, epoch: int) -> tuple[Sums, dict[str, float]]:
-        """The steps of one epoch, up to the planned end or a collective stop; returns its sums, all and this rank's."""
+    def _steps_of(self, epoch: int, offset: int) -> dict[str, float]:
+        """The steps of one epoch from `offset` on, up to its end or a collective stop; returns this rank's own sums."""
         plan, recipe, every = self._spec.plan, self._spec.recipe, self._spec.options.checkpoint_steps
         self._train.visit(sample_order(recipe, epoch, plan.train_samples) if recipe.shuffle else None, epoch)
         run_step, after_step = self._stepper.run, self._recorder.after_step
-        start, self._position.visited = self._position.visited, 0
-        visited, span = start, Span(self._recorder)
-        mine: dict[str, float] = {}
-        for first in range(start, plan.train_samples, plan.global_batch):
+        span, mine, visited = Span(self._recorder), dict[str, float](), self._sums.samples
+        for first in range(offset * plan.global_batch, plan.train_samples, plan.global_batch):
             count = min(plan.global_batch, plan.train_samples - first)
             run_step(epoch, first, count)
-            self._steps += 1
+            self._step += 1
             if self._qat:
-                self._qat.after_step(self._steps)
+                self._qat.after_step(self._step)
             visited += count
-            after_step(epoch, self._steps, count)
-            if self._steps == plan.total_steps or self._time_is_over():
+            after_step(epoch, self._step, count)
+            if self._step == plan.total_steps or self._time_is_over():
                 break
-            if every and self._steps % every == 0 and visited < plan.train_samples:
-                sums, part = span.close()
-                self._carried, mine = self._carried.plus(sums), _added(mine, part)
-                self._checkpoint(
-                    Position(epoch - 1, self._steps, visited, partial=asdict(self._carried)), {}, best=False
-                )
+            if every and self._step % every == 0 and self._step % plan.steps_per_epoch:
+                self._add(span, mine, epoch, visited)
+                self._checkpoint()
                 span = Span(self._recorder)
+        self._add(span, mine, epoch, visited)
+        return mine
+
+    def _add(self, span: Span, mine: dict[str, float], epoch: int, visited: float) -> None:
+        """Take over what the steps since the last checkpoint came to. Collective."""
         sums, part = span.close()
-        sums = self._carried.plus(sums)
-        assert sums.samples == visited, f"ranks trained {sums.samples:.0f} samples of {visited} in epoch {epoch}"
-        return sums, _added(mine, part)
+        self._sums = self._sums.plus(sums)
+        mine |= {key: mine.get(key, 0) + value for key, value in part.items()}
+        trained = self._sums.samples
+        assert trained == visited, f"ranks trained {trained:.0f} samples of {visited:.0f} in epoch {epoch}"
 
     def _time_is_over(self) -> bool:
         limit = self._spec.options.time_limit_s
-        if limit is None or self._steps % VOTE_EVERY_STEPS:
+        if limit is None or self._step % VOTE_EVERY_STEPS:
             return False
         if reduce_max([float(time.time() - self._started > limit)])[0]:
             self._stopped = f"time limit of {limit:g} s"
         return self._stopped is not None
 
-    def _summary(self, memory: MemoryMeter, wall: float) -> dict[str, Any]:
+    def _summary(self, epoch: int, memory: MemoryMeter, wall: float) -> dict[str, Any]:
+        """The totals, and the results of the epoch whose weights the model has."""
         found = digest(whole_state(self._model))
         growth = memory.growth_bytes()
         rows = gather([float(int(found[:12], 16)), -1.0 if growth is None else float(growth)])
         mine = {"rank": self._rank.rank, "memory_growth_bytes": growth, "weights_sha256": found}
         figures: Callable[[], dict[str, Any]] | None = getattr(self._strategy, "figures", None)
         self._recorder.close(mine | ({"strategy": figures()} if figures else {}))
-        totals, stopping, precision = self._totals, self._spec.recipe.early_stopping, self._precision
+        totals, precision = self._totals, self._precision
         epochs = {record["epoch"]: record for record in self._run.epochs()} if self._rank.is_first else {}
-        # Early stopping goes back to the best weights, so it is their results that count.
-        result = epochs.get(self._stopping.best_epoch if stopping.patience else self._epochs, {})
+        result = epochs.get(epoch, {})
         numbers = precision.watch.summary() if precision.watch else None
         if precision.scale and numbers is not None:
             numbers |= {"skipped_steps": precision.scale.skipped, "loss_scale": float(precision.scale.value)}
         return {
             "epochs": self._epochs,
-            "steps": self._steps,
+            "steps": self._step,
             "stopped_by": self._stopped,
             "best_epoch": self._stopping.best_epoch,
             **asdict(totals),
@@ -227,7 +238,3 @@ class Trainer:
             "weights_sha256": found,
             "ranks_agree": len({row[0] for row in rows}) == 1,
         }
-
-
-def _added(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
-    return {key: one.get(key, 0) + value for key, value in other.items()}

@@ -17,8 +17,11 @@ LEAST_INERTIA, MOST_INERTIA = 0.85, 0.95
 
 
 def factor(schedule: Schedule, step: int, total: int, per_epoch: int) -> float:
-    """What `optimizer.lr` is multiplied with in step 0, 1, 2, … of `total`."""
-    warm = min(schedule.warmup_steps, total)
+    """What `optimizer.lr` is multiplied with in step 0, 1, 2, … of `total`.
+
+    Warm-up does not look at `total`: a run that is stopped within it has risen as far as a longer one has at that step.
+    """
+    warm = schedule.warmup_steps
     if step < warm:
         return (step + 1) / warm
     return _FACTORS[schedule.name](schedule, step - warm, total - warm, per_epoch)
@@ -74,7 +77,12 @@ class Pace:
         schedule, plan = self._schedule, self._plan
         self._optimizer.lr = plan.lr * factor(schedule, step, plan.total_steps, plan.steps_per_epoch)
         if self._cycles:
-            warm = min(schedule.warmup_steps, plan.total_steps)
+            warm = schedule.warmup_steps
             self._optimizer.inertia = _two_phases(
-                schedule, max(0, step - warm), plan.total_steps - warm, MOST_INERTIA, LEAST_INERTIA, MOST_INERTIA
+                schedule,
+                max(0, step - warm),
+                max(0, plan.total_steps - warm),
+                MOST_INERTIA,
+                LEAST_INERTIA,
+                MOST_INERTIA,
             )

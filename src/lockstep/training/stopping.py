@@ -1,12 +1,13 @@
 """Early stopping: when nothing has become better for a while, stop, and go back to the best weights.
 
-The results it looks at are the same on all ranks, so all of them decide alike without asking each other.
+The results it looks at are the same on all ranks, so all of them decide alike without asking each other. It counts from where it
+was turned on: the weights of epochs before that were not kept, and nobody could go back to them.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+import math
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -28,10 +29,18 @@ class Standing:
 class Stopping:
     """Knows the best epoch, and keeps its weights where the recipe stops early."""
 
-    def __init__(self, settings: EarlyStopping, standing: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        settings: EarlyStopping,
+        standing: Standing | None = None,
+        weights: dict[str, torch.Tensor] | None = None,
+        before: EarlyStopping | None = None,
+    ) -> None:
+        """`standing` and `weights`: those of the run that goes on, whose settings were `before`."""
         self._settings = settings
-        self._standing = Standing(**(standing or {}))
-        self._weights: dict[str, torch.Tensor] | None = None
+        was_on = before is not None and before.on == settings.on and (before.patience > 0 or settings.patience == 0)
+        self._standing = standing if standing and was_on else Standing()
+        self._weights = weights if weights and was_on and settings.patience else None
 
     @property
     def best_epoch(self) -> int:
@@ -42,11 +51,11 @@ class Stopping:
         on_loss = self._settings.on == "test_loss"
         value = -test.loss if on_loss else test.accuracy
         standing = self._standing
-        least = self._settings.min_delta if standing.best is not None else 0.0
-        if standing.best is None or value > standing.best + least:
+        least = self._settings.min_delta if standing.best is not None else -math.inf
+        if value > (standing.best or 0.0) + least:  # what is not a number is never better
             self._standing = Standing(value, epoch)
             return True
-        standing.waited += 1
+        self._standing = Standing(standing.best, standing.epoch, standing.waited + 1)
         return False
 
     def keep(self, model: nn.Module) -> None:
@@ -56,7 +65,7 @@ class Stopping:
 
     def best(self) -> dict[str, torch.Tensor] | None:
         """The best weights, if they are not the last ones."""
-        return self._weights if self._standing.waited else None
+        return self._weights if self._settings.patience and self._standing.waited else None
 
     def reason(self) -> str | None:
         """Why to stop now, if so."""
@@ -65,11 +74,9 @@ class Stopping:
             return None
         return f"early stopping: no better {settings.on.replace('_', ' ')} for {standing.waited} epochs; best in epoch {standing.epoch}"
 
-    def state(self) -> dict[str, Any]:
-        return asdict(self._standing)
+    @property
+    def standing(self) -> Standing:
+        return self._standing
 
     def best_weights(self) -> dict[str, torch.Tensor]:
         return self._weights or {}
-
-    def load_best_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        self._weights = weights or None

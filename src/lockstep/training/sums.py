@@ -13,18 +13,6 @@ from lockstep.training.evaluate import Evaluation
 
 
 @dataclass
-class Totals:
-    """Seconds of the whole run by what they were spent on; each is the maximum over ranks, CPU time the sum."""
-
-    train_seconds: float = 0.0
-    train_cpu_seconds: float = 0.0
-    eval_seconds: float = 0.0
-    logging_seconds: float = 0.0
-    checkpoint_seconds: float = 0.0
-    train_images: float = 0
-
-
-@dataclass
 class Sums:
     """What an epoch has come to so far, over all ranks; `seconds` is the slowest rank's."""
 
@@ -38,6 +26,25 @@ class Sums:
     def plus(self, other: Sums) -> Sums:
         mine, theirs = asdict(self), asdict(other)
         return Sums(**{key: mine[key] + theirs[key] for key in mine})
+
+
+@dataclass
+class Totals:
+    """Seconds of the whole run by what they were spent on; each is the maximum over ranks, CPU time the sum."""
+
+    train_seconds: float = 0.0
+    train_cpu_seconds: float = 0.0
+    eval_seconds: float = 0.0
+    logging_seconds: float = 0.0
+    checkpoint_seconds: float = 0.0
+    train_images: float = 0
+
+    def add(self, sums: Sums) -> None:
+        """An epoch, or a part of one, that has ended."""
+        self.train_seconds += sums.seconds
+        self.train_cpu_seconds += sums.cpu_seconds
+        self.logging_seconds += sums.logging_seconds
+        self.train_images += sums.samples
 
 
 class Span:
@@ -60,11 +67,13 @@ class Span:
         return Sums(loss, hits, counted, slowest, cpu, logging), {**mine, "seconds": seconds}
 
 
-def rank_record(epoch: int, rank: int, mine: dict[str, float], eval_seconds: float) -> dict[str, Any]:
+def rank_record(epoch: int, rank: int, mine: dict[str, float], eval_seconds: float, whole: int) -> dict[str, Any]:
+    """`whole`: how many steps an epoch has."""
     samples = max(1, mine["samples"])
     return {
         "epoch": epoch,
         "rank": rank,
+        "partial": mine["steps"] < whole,
         "steps": mine["steps"],
         "samples": mine["samples"],
         "train_loss": mine["loss"] / samples,
@@ -74,10 +83,12 @@ def rank_record(epoch: int, rank: int, mine: dict[str, float], eval_seconds: flo
     }
 
 
-def epoch_record(epoch: int, steps: int, sums: Sums, test: Evaluation, evaluating: float) -> dict[str, Any]:
+def epoch_record(epoch: int, step: int, sums: Sums, test: Evaluation, evaluating: float, whole: int) -> dict[str, Any]:
+    """`whole`: how many samples an epoch has. A partial record is replaced when the run goes on and completes the epoch."""
     return {
         "epoch": epoch,
-        "step": steps,
+        "step": step,
+        "partial": sums.samples < whole,
         "samples": int(sums.samples),
         "train_loss": sums.loss / sums.samples,
         "train_accuracy": sums.correct / sums.samples,

@@ -1,0 +1,195 @@
+"""What a rank puts into a checkpoint, and how it goes on from one (training/checkpoint.py has the file).
+
+A checkpoint changes nothing about the run that writes it. Where ranks differ, each one's own weights, buffers, optimizer and
+loss scale are kept, so that the same number of ranks goes on with the same bits; another number goes on from their mean.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from lockstep import seeding
+from lockstep.errors import InputError
+from lockstep.parallel import group
+from lockstep.parallel.ranks import Rank
+from lockstep.recipe import MAY_CHANGE, Recipe, global_terms
+from lockstep.run import CHECKPOINTS, Run, Spec, append_line
+from lockstep.training import checkpoint
+from lockstep.training.checkpoint import Checkpoint, Position
+from lockstep.training.loop import Keep
+from lockstep.training.optimizers import Optimizer
+from lockstep.training.precision import Precision
+from lockstep.training.state import whole_state
+from lockstep.training.stopping import Stopping
+
+
+def find(run: Run, spec: Spec) -> Checkpoint | None:
+    """The checkpoint to go on from: this run's own after a restart, else that of the run which is resumed."""
+    again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    if again and checkpoint.checkpoints_in(run.folder / CHECKPOINTS):
+        return checkpoint.load(run.folder)
+    return checkpoint.load(Path(spec.options.resume_from)) if spec.options.resume_from else None
+
+
+def steps_before(run: Run, spec: Spec, kept: Checkpoint | None) -> int:
+    """Steps that were taken before this run's first row: those of the run it was resumed from."""
+    if kept is None or spec.options.resume_from is None:
+        return 0
+    if kept.run != run.folder:
+        return kept.position.step
+    return checkpoint.load(Path(spec.options.resume_from), lambda text: None).position.step
+
+
+def check_recipe(kept: Recipe, recipe: Recipe) -> None:
+    """How long a run goes on may change; what it computes may not. Keys that the checkpoint does not know have their defaults."""
+    kept, recipe = global_terms(kept), global_terms(recipe)
+    for key in Recipe.__struct_fields__:
+        before, now = getattr(kept, key), getattr(recipe, key)
+        if before != now and key not in MAY_CHANGE:
+            raise InputError(
+                f"--resume: the checkpoint is of another recipe ({key}={before}, now {now}): leave {key} as it was; "
+                f"{', '.join(MAY_CHANGE)} and the placement may change"
+            )
+
+
+def load_weights(kept: Checkpoint, model: nn.Module) -> None:
+    """Before a strategy divides or wraps the weights."""
+    _fitting(kept, "model", lambda: model.load_state_dict(kept.model))
+
+
+def restore(
+    kept: Checkpoint, model: nn.Module, optimizer: Optimizer, precision: Precision, strategy: Any, rank: Rank
+) -> None:
+    """All but the weights, and of these what was this rank's alone; after the strategy has made the ranks start alike."""
+    if len(kept.ranks) == rank.world:
+        _fitting(kept, "ranks", lambda: _load_own(model, kept.ranks[rank.rank]))
+    _fitting(kept, "optimizers", lambda: optimizer.load_state(_of(kept.optimizers, rank)))
+    scale = precision.scale
+    if scale is not None and kept.scales:
+        _fitting(kept, "scales", lambda: scale.load_state(_of(kept.scales, rank)))
+    if kept.strategy and hasattr(strategy, "load_state"):
+        _fitting(kept, "strategy", lambda: strategy.load_state(kept.strategy))
+    # Ranks beyond those that were there then start from the seed, as they do in a new run.
+    if rank.rank < len(kept.generators):
+        _fitting(kept, "generators", lambda: seeding.load_state(kept.generators[rank.rank]))
+
+
+def _of(kept: list[Any], rank: Rank) -> Any:
+    """This rank's, where there was one for each of as many ranks."""
+    return kept[rank.rank if len(kept) == rank.world else 0]
+
+
+@torch.no_grad()
+def _load_own(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
+    own = model.state_dict(keep_vars=True)
+    for name, tensor in kept.items():
+        own[name].copy_(tensor)
+
+
+def _fitting(kept: Checkpoint, what: str, load: Callable[[], Any]) -> None:
+    """Load a part; one that does not fit what this recipe has built is named."""
+    try:
+        load()
+    except (RuntimeError, ValueError, TypeError, KeyError, IndexError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(
+            f"checkpoint {kept.path}: its {what} does not fit model={kept.recipe.model}: {reason or type(error).__name__}"
+        ) from None
+
+
+def carry_epochs(kept: Checkpoint, run: Run, per_epoch: int) -> None:
+    """The epochs before the checkpoint belong to this run's curves too; one that was cut is replaced when it is completed."""
+    for record in Run(kept.run).epochs():
+        step = record.get("step")
+        if isinstance(step, int) and step <= kept.position.step:
+            append_line(run.folder / "epochs.jsonl", {"partial": step % per_epoch > 0, **record})
+
+
+def keeper(
+    run: Run, spec: Spec, rank: Rank, model: nn.Module, optimizer: Optimizer, precision: Precision, strategy: Any
+) -> Keep | None:
+    """What writes a checkpoint; None where the run keeps none."""
+    options = spec.options
+    if not (options.checkpoint_every or options.checkpoint_steps):
+        return None
+    files = checkpoint.Keeper(run, options.keep_checkpoints)
+    alone = bool(getattr(strategy, "own_optimizer_state", False)) and rank.world > 1
+    own_state: Callable[[], dict[str, Tensor]] = getattr(strategy, "state", dict)
+
+    def keep(position: Position, stopping: Stopping, about: dict[str, Any], best: bool) -> None:
+        state = whole_state(model)
+        ranks = _where_ranks_differ(model, state, alone, rank)
+        scale = precision.scale.state() if precision.scale else {}
+        content = Checkpoint(
+            recipe=spec.recipe,
+            position=position,
+            model=state | _mean(ranks),
+            ranks=ranks,
+            optimizers=_gathered(optimizer.state(), alone, rank),
+            scales=[
+                {name: tensor for name, (tensor,) in each.items()}
+                for each in _gathered({name: [tensor] for name, tensor in scale.items()}, alone, rank)
+                if each
+            ],
+            strategy=own_state(),
+            generators=_of_every_rank(seeding.state(), rank),
+            stopping=stopping.standing,
+            best_weights=stopping.best_weights(),
+        )
+        group.first_alone(lambda: files.save(content, about, best))
+
+    return keep
+
+
+def _where_ranks_differ(model: nn.Module, state: dict[str, Tensor], alone: bool, rank: Rank) -> list[dict[str, Tensor]]:
+    """Each rank's own tensors: weights too, where ranks train alone, else buffers, such as statistics of each rank's share. Collective."""
+    if rank.world == 1:
+        return []
+    buffers = {name for name, _ in model.named_buffers()}
+    names = [name for name in state if alone or name in buffers]
+    found: list[dict[str, Tensor]] = [{} for _ in range(rank.world)]
+    for name in names:
+        every = _of_every_rank(state[name], rank)
+        if any(not _same_bits(every[0], other) for other in every[1:]):
+            for own, tensor in zip(found, every, strict=True):
+                own[name] = tensor
+    return found if found[0] else []
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
+
+
+def _mean(ranks: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """For another number of ranks: the mean of all; of counters, the first one's."""
+    if not ranks:
+        return {}
+    found = {}
+    for name, first in ranks[0].items():
+        mean = torch.stack([own[name] for own in ranks]).double().mean(0) if first.is_floating_point() else first
+        found[name] = mean.to(first.dtype)
+    return found
+
+
+def _gathered(mine: dict[str, list[Tensor]], alone: bool, rank: Rank) -> list[dict[str, list[Tensor]]]:
+    """What is the same on all ranks once; else every rank's. Collective."""
+    if not alone:
+        return [mine]
+    every = {key: [_of_every_rank(tensor, rank) for tensor in tensors] for key, tensors in mine.items()}
+    return [{key: [found[r] for found in tensors] for key, tensors in every.items()} for r in range(rank.world)]
+
+
+def _of_every_rank(mine: Tensor, rank: Rank) -> list[Tensor]:
+    if rank.world == 1:
+        return [mine]
+    device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
+    found = [torch.empty(mine.shape, dtype=mine.dtype, device=device) for _ in range(rank.world)]
+    dist.all_gather(found, mine.to(device).contiguous())
+    return [tensor.cpu() for tensor in found]
