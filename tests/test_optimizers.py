@@ -107,3 +107,45 @@ def test_state_goes_on_where_it_was(name: str) -> None:
         step(first, number)
         step(second, number)
     assert all(torch.equal(a, b) for a, b in zip(weights, copies, strict=True))
+
+
+class Unusual(nn.Module):
+    """A complex weight, and an embedding whose gradient is sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spin = nn.Parameter(0.3 * torch.randn(6, 5, dtype=torch.complex64))
+        self.words = nn.Embedding(20, 6, sparse=True)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, chosen: torch.Tensor) -> torch.Tensor:
+        return self.head((self.words(chosen).to(torch.complex64) @ self.spin).abs())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("settings", "reference"), CASES)
+def test_complex_weights_and_sparse_gradients_as_torch_optim_has_them(settings: Settings, reference: object) -> None:
+    """torch's fused classes refuse both, so the plain ones are the reference, with the embedding's gradient made dense."""
+    torch.manual_seed(0)
+    ours = Unusual()
+    theirs = copy.deepcopy(ours)
+    theirs.words.sparse = False
+    mine = optimizers.build(settings, ours.parameters())
+    stock = reference(theirs.parameters())  # type: ignore[operator]
+    kind, words = type(stock), {k: v for k, v in stock.defaults.items() if k not in ("fused", "foreach")}
+    words.pop("decoupled_weight_decay", None)
+    stock = kind(theirs.parameters(), **words, foreach=False)
+    for _ in range(5):
+        chosen = torch.randint(0, 20, (4,))
+        for model in (ours, theirs):
+            model.zero_grad()
+            model(chosen).square().mean().backward()
+        assert ours.words.weight.grad is not None
+        assert ours.words.weight.grad.is_sparse
+        mine.step()
+        stock.step()
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    again = optimizers.build(settings, copy.deepcopy(ours).parameters())
+    again.load_state(mine.state())
+    for name, tensors in mine.state().items():
+        assert all(torch.equal(one, other) for one, other in zip(tensors, again.state()[name], strict=True)), name

@@ -83,12 +83,13 @@ def test_dropout_equals_the_definition() -> None:
     keys, inputs = keyed.sample_keys(3, 2, torch.arange(6)), numbers(6, 4, 3, 3)
     layer = Dropout(0.3)
     layer.number = 2
-    layers.bind(keys, None)
     fractions = keyed.words(keys, 1024 + 2, 36).double().numpy() / 2**32 + 0.5
     expected = np.where(fractions >= 0.3, inputs.numpy().reshape(6, 36) / 0.7, 0).reshape(6, 4, 3, 3)
     for memory_format in (torch.contiguous_format, torch.channels_last):
+        layers.bind(keys, None)
         np.testing.assert_allclose(layer(inputs.to(memory_format=memory_format)).numpy(), expected, rtol=1e-6)
     given = inputs.clone().requires_grad_()
+    layers.bind(keys, None)
     layer(given).sum().backward()
     assert given.grad is not None
     np.testing.assert_allclose(given.grad.numpy(), (expected != 0) / 0.7, rtol=1e-6)

@@ -314,6 +314,57 @@ def test_rows_outgrow_their_file(monkeypatch: pytest.MonkeyPatch) -> None:
     assert epochs[0]["test_loss"] is None
 
 
+@pytest.mark.parametrize(
+    ("loss", "mean"),
+    [
+        (lambda scores, y: functional.cross_entropy(scores, y), True),
+        (lambda scores, y: functional.cross_entropy(scores, y, label_smoothing=0.1), True),
+        (lambda scores, y: functional.cross_entropy(scores, y) + 0.1 * scores.square().sum(), True),
+        (lambda scores, y: functional.cross_entropy(scores, y, reduction="none").mean(), True),
+        (lambda scores, y: functional.cross_entropy(scores, y, reduction="sum") / len(y), True),
+        (lambda scores, y: functional.mse_loss(scores, torch.zeros_like(scores)), True),
+        (lambda scores, y: functional.cross_entropy(scores, y) * len(y), False),
+        (lambda scores, y: functional.cross_entropy(scores, y, reduction="sum", label_smoothing=0.1), False),
+        (lambda scores, y: functional.cross_entropy(scores, y, reduction="none").sum(), False),
+        (
+            lambda scores, y: functional.mse_loss(scores, torch.zeros_like(scores), reduction="none").mean(1).sum(),
+            False,
+        ),
+    ],
+)
+def test_a_loss_that_is_a_mean_is_noticed(loss: Any, mean: bool) -> None:
+    model, x, y = small()
+    with own_loop.session() as s:
+        net = s.wrap(model)
+        step = next(s.steps(11, batch=4, epoch=1))
+        found = loss(net(x[step.mine]), y[step.mine])
+        if not mean:
+            step.backward(found)
+            return
+        with pytest.raises(InputError, match="the loss is a mean over this rank's samples"):
+            step.backward(found)
+        step.backward(found * 4)  # so that the session can end
+
+
+def test_the_learning_rate_on_record_is_the_scripts(two: Run, module_cli: Cli) -> None:
+    plan = two.spec().plan
+    assert (plan.lr, plan.lr_note) == (0.005, "learning rate 0.005 (Adam, set by the script)")
+    assert plan.lr_note in module_cli("explain", two.id).stdout.replace("\n", " ")
+
+
+def test_dropout_of_a_loop_of_ones_own_is_that_of_the_samples() -> None:
+    """Whatever torch's generator does: in two sessions the same masks."""
+    found = []
+    for seed in (1, 2):
+        with own_loop.session() as s:
+            net = s.wrap(nn.Sequential(nn.Identity(), nn.Dropout(0.5), nn.Linear(50, 2)))
+            torch.manual_seed(seed)
+            step = next(s.steps(8, batch=8, epoch=1))
+            found.append(net[1](torch.ones(8, 50)))
+            step.backward(net(torch.ones(8, 50)).sum())
+    assert torch.equal(*found)
+
+
 def test_evaluation_leaves_the_modes_of_layers_as_they_were() -> None:
     with own_loop.session() as s:
         frozen = nn.Dropout(0.5)
@@ -382,7 +433,11 @@ def ends(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("text", "kind", "message"),
     [
-        ("print('hello')", InputError, "did not open lockstep.session()"),
+        (
+            "print('hello')",
+            InputError,
+            "nothing of what it did was measured, and unless it joined its ranks by other means",
+        ),
         ("import lockstep\ns = lockstep.session()\ns.__enter__()", InputError, "ended inside lockstep.session()"),
         ("import lockstep\nwith lockstep.session(): pass", InputError, "did not train"),
         ("import lockstep\nwith lockstep.session(): pass\nlockstep.session()", InputError, "did not train"),

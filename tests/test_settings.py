@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import lockstep
 from lockstep.errors import InputError
 from lockstep.placement import Placement
 from lockstep.recipe import Optimizer, Recipe, unused_settings
-from lockstep.settings import all_keys, as_toml, load, parse_value
+from lockstep.run import Options
+from lockstep.settings import all_keys, as_toml, checked, load, parse_value
 
 
 def test_words_go_where_they_belong() -> None:
@@ -126,3 +130,49 @@ def test_settings_without_effect_are_named() -> None:
     assert found == ["optimizer.momentum=0.9 has no effect with optimizer.name=adam"]
     assert "set a momentum" in unused_settings(Recipe(optimizer=Optimizer(name="sgd", nesterov=True)))[0]
     assert unused_settings(Recipe()) == []
+
+
+class _Net:
+    """What a user may have defined in a notebook."""
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (Recipe(global_batch=0), "global_batch=0: expected a whole number >= 1"),
+        (Recipe(epochs=-1), "epochs=-1: expected a whole number >= 1"),
+        (Recipe(epochs="3"), "epochs=3: expected a whole number"),  # type: ignore[arg-type]
+        (Recipe(precision="fp8"), "precision=fp8: expected one of fp32"),  # type: ignore[arg-type]
+        (Recipe(optimizer=Optimizer(lr=-1)), "optimizer.lr=-1: expected a number > 0"),
+        (Placement(ranks=0), "ranks=0: expected a whole number >= 1"),
+        (Options(checkpoint_every="x"), "checkpoint_every=x: expected a whole number"),  # type: ignore[arg-type]
+        (Recipe(model=_Net), "model=_Net: ranks import it: state model='test_settings:_Net'"),  # type: ignore[arg-type]
+        (Recipe(data=lambda: 0), "state data='path/to/file.py:NAME'"),  # type: ignore[arg-type]
+        (Recipe(model_args={"net": object()}), "Recipe: "),  # type: ignore[dict-item]
+    ],
+)
+def test_what_is_made_in_python_is_held_to_the_same_rules(settings: Any, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        checked(settings)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert checked(Recipe()) == Recipe()
+
+
+def test_a_class_of_a_notebook_is_told_how_to_be_named(tmp_path: Path) -> None:
+    _Net.__module__ = "__main__"
+    with pytest.raises(InputError, match=r"write it into a file and state model='path/to/file.py:_Net'"):
+        lockstep.train(Recipe(model=_Net), runs=tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="has no option 'epochs'"):
+        lockstep.train(epochs=3)
+
+
+def test_no_suggestion_is_better_than_a_wrong_one() -> None:
+    for word, message in (
+        ("loss=mse", "unknown key 'loss': the loss is cross entropy"),
+        ("learning_rate=1", "did you mean 'optimizer.lr'?"),
+        ("momentun=1", "did you mean 'optimizer.momentum'?"),
+        ("qqq=1", "unknown key 'qqq': known keys are model, "),
+    ):
+        with pytest.raises(InputError, match=re.escape(message)):
+            load([], [word])

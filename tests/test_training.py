@@ -236,3 +236,16 @@ def test_mnist_reaches_97_per_cent_after_three_epochs(module_cli: Cli) -> None:
     document = module_cli.run("data=mnist", "global_batch=32", "epochs=3", "optimizer.lr=0.001", "threads=1")
     assert document["test_samples"] == 10_000
     assert document["test_accuracy"] >= 0.97
+
+
+def test_a_run_that_ends_in_nan_says_so_and_since_when(module_cli: Cli) -> None:
+    result = module_cli("run", *SHORT, "optimizer.name=sgd", "optimizer.lr=1e6", "epochs=1", "ranks=2", "--json")
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout, parse_constant=lambda name: pytest.fail(f"a bare {name} in --json"))
+    rows = read_steps(Path(document["run"]) / "ranks" / "0000" / "steps.bin")
+    since = min(int(step) for step in rows["step"][~np.isfinite(rows["loss_sum"])])
+    assert document["state"] == "done"
+    assert document["train_loss"] is None
+    assert document["cause"].startswith("it ended with a loss that is not finite, since step ")
+    assert int(document["cause"].rpartition(" ")[2]) <= since
+    assert "not finite, since step" in module_cli("show", document["id"]).stdout

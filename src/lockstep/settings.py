@@ -12,7 +12,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -179,18 +179,64 @@ def _put(key: str, value: Any, recipe: Tree, placement: Tree) -> None:
         raise InputError(_unknown(key))
 
 
+# People also leave out a table's name (lr) or write the common short name (batch).
+_ALIASES = {
+    "batch": "global_batch",
+    "batch_size": "global_batch",
+    "batchsize": "global_batch",
+    "dataset": "data",
+    "gpus": "ranks",
+    "learning_rate": "optimizer.lr",
+    "nodes": "hosts",
+    "wd": "optimizer.weight_decay",
+    "workers": "ranks",
+    "world_size": "ranks",
+}
+_NO_KEYS = dict.fromkeys(
+    ("loss", "criterion"), "the loss is cross entropy; regularize.label_smoothing, mixup, l1 and l2 change it"
+)
+# Below this likeness a suggestion is a guess: 'loss' is as near to 'hosts' as 0.67.
+_ALIKE = 0.72
+
+
 def _unknown(key: str) -> str:
-    # People also leave out a table's name (lr) or write the common short name (batch).
-    aliases = {"batch": "global_batch", "batch_size": "global_batch", "workers": "ranks", "world_size": "ranks"}
+    if key in _NO_KEYS:
+        return f"unknown key '{key}': {_NO_KEYS[key]}"
     keys = all_keys()
     by_last_part = {name.rpartition(".")[2]: name for name in keys}
     near = (
-        aliases.get(key)
+        _ALIASES.get(key)
         or by_last_part.get(key)
-        or next(iter(difflib.get_close_matches(key, keys, n=1, cutoff=0.5)), None)
+        or next(iter(difflib.get_close_matches(key, keys, n=1, cutoff=_ALIKE)), None)
+        or by_last_part.get(next(iter(difflib.get_close_matches(key, by_last_part, n=1, cutoff=_ALIKE)), ""))
     )
-    near = near or by_last_part.get(next(iter(difflib.get_close_matches(key, by_last_part, n=1)), ""))
     return f"unknown key '{key}'" + (f": did you mean '{near}'?" if near else f": known keys are {', '.join(keys)}")
+
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def checked(settings: S) -> S:
+    """Settings that were made in Python, held to the same rules as words: a class does not check what it is made with."""
+    for key in settings.__struct_fields__:
+        value = getattr(settings, key)
+        if callable(value):
+            raise InputError(f"{key}={getattr(value, '__qualname__', value)}: {_how_to_name(key, value)}")
+    try:
+        tree: Tree = msgspec.to_builtins(settings)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{type(settings).__name__}: {error}") from None
+    found: S = _convert(tree, type(settings))
+    return found
+
+
+def _how_to_name(key: str, value: Any) -> str:
+    """Ranks are processes of their own: they import what a name says, and know nothing of this one's objects."""
+    where, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "Net")
+    if where in (None, "__main__") or "<" in name:
+        name = "NAME" if "<" in name else name
+        return f"ranks import it, so write it into a file and state {key}='path/to/file.py:{name}'"
+    return f"ranks import it: state {key}='{where}:{name}'"
 
 
 def _convert(tree: Tree, kind: type[Any]) -> Any:

@@ -73,7 +73,9 @@ def _train(run: Run, spec: Spec, rank: Rank, device: torch.device) -> None:
         if spec.options.save_model:
             capture.weights(run, state)
         write_atomic(run.folder / "summary.json", summary)
-        run.write_status("done")
+        # Done it is, and its results are worth nothing: whoever reads the status reads both.
+        lost = summary["not_finite"]
+        run.write_status("done", **({"cause": f"it ended with {lost}"} if lost else {}))
 
     group.first_alone(write_results)
 

@@ -168,9 +168,11 @@ def command(
             progress.clear()
     if host_index:
         return  # the first host has the results
-    from lockstep.cli.show import document, print_run
+    from lockstep.cli.show import document, model_lines, print_run
 
     if as_json:
+        for line in model_lines(run):
+            note(line)
         print_json(document(run))
     else:
         print_run(run, ranks=False)
@@ -219,6 +221,7 @@ def remarks(spec: Any) -> list[str]:
     """What a run says about itself before it starts."""
     from lockstep.measure.hardware import precision_line
     from lockstep.placement import changes_mathematics, unknown_mathematics
+    from lockstep.run import Run
 
     recipe = spec.recipe
     found = [f"backend {spec.why_backend}"] if spec.why_backend else []
@@ -238,6 +241,12 @@ def remarks(spec: Any) -> list[str]:
         found.append(unknown)
     if spec.options.resume_from:
         found.append(f"going on from the last checkpoint of {spec.options.resume_from}")
+        before = Run(Path(spec.options.resume_from)).spec().plan.total_steps
+        if recipe.schedule.name in ("cosine", "onecycle") and before != spec.plan.total_steps:
+            found.append(
+                f"schedule.name={recipe.schedule.name} ended at step {before} before and ends at step {spec.plan.total_steps} now: "
+                "what follows is not what a run of this length would have computed from the start"
+            )
     return found
 
 

@@ -94,6 +94,7 @@ def document(run: Run) -> dict[str, Any]:
         "placement": msgspec.to_builtins(spec.placement),
         "phases": step_phases(run),
         "ranks": [{"epochs": run.epochs(rank), **beat} for rank, beat in enumerate(run.rank_statuses())],
+        "model_notes": {kind: run.model_notes(kind) for kind in ("remarks", "cautions")},
         "environment": run.environment(),
         "command": spec.command,
         "data_origin": spec.data_origin,
@@ -119,13 +120,15 @@ def print_run(run: Run, ranks: bool, plot: bool = False) -> None:
         out.print(styled(("changes the mathematics", "yellow"), f": {changed}"))
     if unknown := unknown_mathematics(spec.placement):
         out.print(styled(unknown))
+    for line in model_lines(run):
+        out.print(line)
     epochs = run.epochs()
     if epochs:
         print_table(
             ["epoch", "train loss", "train acc", "test loss", "test acc", "train s", "eval s", "images/s"],
             [
                 [
-                    str(e["epoch"]),
+                    f"{e['epoch']} (part)" if e.get("partial") else str(e["epoch"]),
                     number(e["train_loss"], ".4f"),
                     number(e["train_accuracy"], ".2%"),
                     number(e["test_loss"], ".4f"),
@@ -153,6 +156,13 @@ def print_run(run: Run, ranks: bool, plot: bool = False) -> None:
     if plot:
         print_run_plots(run, phases)
     out.print(styled((str(run.folder), "dim")), soft_wrap=True)
+
+
+def model_lines(run: Run) -> list[str]:
+    """What was changed about a user's own model, and why ranks or micro batches may not compute what one process would."""
+    plan, cautions = run.spec().plan, run.model_notes("cautions")
+    divided = plan.ranks > 1 or plan.accumulation > 1
+    return run.model_notes("remarks") + [f"warning: {caution}" for caution in cautions if divided]
 
 
 def _numbers_line(precision: str, summary: dict[str, Any]) -> str:

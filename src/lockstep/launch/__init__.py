@@ -40,6 +40,7 @@ from lockstep.run import (
     runs_root,
     write_atomic,
 )
+from lockstep.settings import checked
 
 # How long a host waits for another one that is making the run folder they share: to see that it does, and until it is done,
 # which may take it as long as its data.
@@ -119,7 +120,7 @@ def prepare(
 def _draft(
     recipe: Recipe, placement: Placement, options: Options | None, runs: Path | None, name: str | None
 ) -> _Draft:
-    options = options or Options()
+    recipe, placement, options = checked(recipe), checked(placement), checked(options or Options())
     if placement.max_restarts and options.checkpoint_every is None:
         options = msgspec.structs.replace(options, checkpoint_every=1)
     if options.script:
@@ -269,6 +270,12 @@ def train(
     >>> run = lockstep.train(lockstep.Recipe(global_batch=256, epochs=1), lockstep.Placement(ranks=2))  # doctest: +SKIP
     >>> run.summary()["test_accuracy"]  # doctest: +SKIP
     """
+    unknown = [name for name in options if name not in Options.__struct_fields__]
+    if unknown:
+        raise InputError(
+            f"lockstep.train has no option '{unknown[0]}': it has {', '.join(Options.__struct_fields__)}; "
+            "what is computed belongs into Recipe, where into Placement"
+        )
     chosen = Options(data_root=str(data_root) if data_root else None, **options)
     run, spec = prepare(recipe or Recipe(), placement or Placement(), chosen, Path(runs) if runs else None, name)
     return execute(run, spec)

@@ -91,6 +91,12 @@ class StepLog:
         rows = self._rows[since : self._settled if upto is None else upto]
         return float(rows["loss_sum"].sum()), int(rows["correct"].sum()), int(rows["samples"].sum())
 
+    def first_not_finite(self) -> int | None:
+        """The first step of those in the file whose loss is infinite or not a number."""
+        rows = self._rows[: self._settled]
+        found = rows["step"][~np.isfinite(rows["loss_sum"])]
+        return int(found[0]) if len(found) else None
+
     def close(self) -> None:
         """Cut the file to the rows that were written."""
         self.settle()

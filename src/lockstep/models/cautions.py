@@ -68,13 +68,8 @@ def _tried(model: nn.Module, images: Tensor, forward: Callable[[nn.Module, Tenso
     finally:
         layers.bind(None, None)
         seeding.load_state(before)
-    found = []
-    lost = [name for name, layer in model.named_modules() if isinstance(layer, layers.Keyed) and layer.lost]
-    if lost:
-        found.append(
-            f"dropout ({_names(lost)}) has inputs whose first dimension is not the samples: each rank draws its own masks"
-        )
-    elif drawn:
+    found = unkeyed(model)
+    if drawn and not found:
         found.append(
             f"forward draws from {' and '.join(drawn)} (a dropout function, noise): each rank draws its own numbers; "
             "lockstep.models.layers.Dropout draws by the sample"
@@ -85,6 +80,15 @@ def _tried(model: nn.Module, images: Tensor, forward: Callable[[nn.Module, Tenso
             f"forward writes buffers ({_names(written)}): each rank writes what its own samples give, and the first one's count"
         )
     return found
+
+
+def unkeyed(model: nn.Module) -> list[str]:
+    """Dropout that could not draw by the sample in a pass that was made."""
+    lost = [name for name, layer in model.named_modules() if isinstance(layer, layers.Keyed) and layer.lost]
+    text = (
+        f"dropout ({_names(lost)}) has inputs whose first dimension is not the samples: each rank draws its own masks"
+    )
+    return [text] if lost else []
 
 
 def _per_rank(layer: nn.Module) -> bool:

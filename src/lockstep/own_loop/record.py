@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 import time
 from dataclasses import asdict
 from time import perf_counter, process_time
@@ -21,7 +23,7 @@ from lockstep.parallel.group import gather, reduce_max, reduce_sum
 from lockstep.parallel.ranks import Rank
 from lockstep.run import Run, Spec, append_line, folder_error
 from lockstep.training.state import digest, whole_state
-from lockstep.training.sums import Totals
+from lockstep.training.sums import Totals, not_finite_from
 
 # How many steps a script will take is not known: the file of step rows starts with room for so many, and doubles.
 FIRST_ROWS = 4096
@@ -37,6 +39,9 @@ class Book:
         self._rows = FIRST_ROWS
         self._totals, self._best = Totals(), (float("inf"), 0)
         self._last: dict[str, Any] = {}
+        self._watch: Any = None
+        self._rates: dict[str, list[tuple[float, float]]] = {}
+        """Of each kind of optimizer, the least and the greatest learning rate of its groups, at first and now."""
         self._opened, self._memory = perf_counter(), MemoryMeter(device)
         self._epoch_opens()
 
@@ -47,6 +52,30 @@ class Book:
         self._all_correct = True
         self._counts: list[int] = []
         self._passes = 1
+
+    def watch_optimizers(self) -> None:
+        """See which learning rate the script's optimizer steps with, if it is one of torch's."""
+        optimizer = sys.modules.get("torch.optim.optimizer")  # not imported here: it takes a second
+        if optimizer is not None and self._watch is None:
+            self._watch = optimizer.register_optimizer_step_pre_hook(self._saw_optimizer)
+
+    def _saw_optimizer(self, optimizer: Any, args: Any, words: Any) -> None:
+        rates = sorted({float(group["lr"]) for group in optimizer.param_groups if "lr" in group})
+        if rates:
+            self._rates.setdefault(type(optimizer).__name__, []).append((rates[0], rates[-1]))
+            del self._rates[type(optimizer).__name__][1:-1]  # the first and the last
+
+    def _rate_note(self) -> str:
+        """What the script trained with; where its optimizer is not torch's, only it knows."""
+        if not self._rates:
+            return "the learning rate is known to the script alone"
+        parts = []
+        for name, seen in self._rates.items():
+            low, high = seen[-1]
+            now = f"{high:g}" if low == high else f"{low:g} to {high:g} by the group"
+            before = f"{seen[0][1]:g} at first, " if seen[0] != seen[-1] else ""
+            parts.append(f"{before}{now} ({name}, set by the script)")
+        return "learning rate " + "; ".join(parts)
 
     @property
     def between_epochs(self) -> bool:
@@ -124,6 +153,7 @@ class Book:
         mine = {
             "epoch": epoch,
             "rank": self._rank.rank,
+            "partial": False,
             "steps": self.steps - self._first_row,
             "samples": own_samples,
             "train_loss": own_loss / max(1, own_samples),
@@ -139,6 +169,7 @@ class Book:
         self._last = {
             "epoch": epoch,
             "step": self.steps,
+            "partial": False,
             "samples": int(counted),
             **results,
             "train_seconds": seconds,
@@ -179,20 +210,29 @@ class Book:
             steps_per_epoch=len(counts),
             last_batch=counts[-1],
             total_steps=self.steps,
+            lr=next((seen[0][1] for seen in self._rates.values()), 0.0),
+            lr_note=self._rate_note(),
         )
         recipe = msgspec.structs.replace(spec.recipe, global_batch=batch, epochs=epoch)
         self._run.write_spec(msgspec.structs.replace(spec, recipe=recipe, plan=stated))
 
     def close(self, model: nn.Module) -> dict[str, Any]:
         """End the rank's files. Collective. Returns the run's summary."""
+        if self._watch is not None:
+            self._watch.remove()
         found, growth = digest(whole_state(model)), self._memory.growth_bytes()
         rows = gather([float(int(found[:12], 16)), -1.0 if growth is None else float(growth)])
+        # The same on all ranks, since the epoch's sums are.
+        losses = [self._last.get(key) for key in ("train_loss", "test_loss")]
+        finite = all(loss is None or math.isfinite(loss) for loss in losses)
+        lost = None if finite else not_finite_from(self.recorder.log)
         self.recorder.close({"rank": self._rank.rank, "memory_growth_bytes": growth, "weights_sha256": found})
         totals, last = self._totals, self._last
         return {
             "epochs": last.get("epoch", 0),
             "steps": self.steps,
             "stopped_by": None,
+            "not_finite": lost,
             "best_epoch": self._best[1],
             **asdict(totals),
             "train_images": int(totals.train_images),

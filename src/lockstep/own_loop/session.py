@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 from lockstep.errors import InputError
-from lockstep.models import layers
+from lockstep.models import cautions, layers
 from lockstep.own_loop.record import Book
 from lockstep.own_loop.share import Shares
 from lockstep.own_loop.step import Step, Stepping
 from lockstep.parallel import group, strategies
 from lockstep.parallel.ranks import Rank
 from lockstep.placement import share_of
-from lockstep.run import Run, Spec, write_atomic
+from lockstep.run import MODEL_NOTES, Run, Spec, write_atomic
 from lockstep.training.capture import weights
 from lockstep.training.state import whole_state
 
@@ -152,6 +152,9 @@ class Session:
         def write_results() -> None:
             if self._spec.options.save_model:
                 weights(self._run, state)
+            # What forward draws or writes is not known here: nobody has tried it beside the loop.
+            found = cautions.cautions(model) + cautions.unkeyed(model)
+            write_atomic(self._run.folder / MODEL_NOTES, {"remarks": cautions.remarks(model), "cautions": found})
             write_atomic(self._run.folder / "summary.json", summary)
 
         group.first_alone(write_results)

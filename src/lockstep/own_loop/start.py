@@ -1,4 +1,4 @@
-"""The user's own training loop: `with lockstep.session() as s:` around it, and about ten changed lines (docs/own-loop.md).
+"""The user's own training loop: `with lockstep.session() as s:` around it, and a few dozen changed lines (docs/own-loop.md).
 
 Started by `lockstep run train.py ranks=2`, the script runs on every rank of the placement and leaves a run folder like any
 other. Started by plain `python train.py`, it runs in that one process and leaves nothing.
@@ -69,12 +69,14 @@ def run_script(run: Run, spec: Spec, rank: Rank) -> None:
     opened = _started.session
     if opened is None:
         raise InputError(
-            f"{script.name} did not open lockstep.session(), so each rank trained by itself: see docs/own-loop.md"
+            f"{script.name} did not open lockstep.session(): nothing of what it did was measured, and unless it joined its ranks "
+            "by other means, each trained by itself: see docs/own-loop.md"
         )
     if not opened.finished:
         raise InputError(f"{script.name} ended inside lockstep.session(): use it as 'with lockstep.session() as s:'")
     if rank.is_first:
-        run.write_status("done")
+        lost = (run.summary() or {}).get("not_finite")
+        run.write_status("done", **({"cause": f"it ended with {lost}"} if lost else {}))
     group.leave()
 
 

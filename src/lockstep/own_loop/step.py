@@ -14,6 +14,7 @@ from lockstep.errors import InputError
 from lockstep.measure.clock import DATA, EXCHANGE, FORWARD, OPTIMIZER, StepClock
 from lockstep.models import layers
 from lockstep.own_loop.record import Book
+from lockstep.own_loop.reduction import mean_over
 from lockstep.own_loop.share import Batch, Shares
 from lockstep.parallel.strategies import Strategy
 from lockstep.training.step import LastGradient
@@ -43,6 +44,7 @@ class Stepping:
     def begin(self, shares: Shares) -> None:
         """The loop over an epoch's batches starts: so does its clock."""
         self.finish()
+        self.book.watch_optimizers()
         if shares.epoch < self._epoch or (shares.epoch == self._epoch and self.book.between_epochs):
             raise InputError(f"s.steps: epoch={shares.epoch} again: pass the number of the epoch, 1, 2, 3, …")
         self._epoch = shares.epoch
@@ -60,6 +62,17 @@ class Stepping:
         unseen, self._unseen = self._unseen, None
         if unseen is not None and all(parameter.grad is None for parameter in unseen):
             raise InputError("step.backward: no parameter of the model that s.wrap was given has a gradient after it")
+
+    def check_loss(self, loss: torch.Tensor, batch: Batch) -> None:
+        """In the first step: a mean over the rank's samples would make N ranks compute something else than one."""
+        if self._unseen is None or batch.samples < 2:
+            return
+        mean = mean_over(loss, batch.samples)
+        if mean:
+            raise InputError(
+                f"step.backward: the loss is a mean over this rank's samples ({mean}), and ranks have different numbers of them: "
+                "give the sum (reduction='sum'); backward divides by the global count"
+            )
 
     def weight(self, batch: Batch) -> torch.Tensor:
         """What each sample's loss counts: 1 / global count, times what the strategy divides by."""
@@ -116,6 +129,7 @@ class Step:
             )
         clock, strategy, batch = self._book.clock, self._stepping.strategy, self.batch
         clock.lap(FORWARD)
+        self._stepping.check_loss(loss_sum, batch)
         weight = self._stepping.weight(batch)
         (loss_sum * (weight if scaler is None else scaler.scale(weight))).backward()  # type: ignore[no-untyped-call]
         clock.lap_backward(self._stepping.world > 1 and not self._inner)

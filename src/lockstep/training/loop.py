@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -25,7 +26,7 @@ from lockstep.training.precision import Precision
 from lockstep.training.state import digest, whole_state
 from lockstep.training.step import Stepper
 from lockstep.training.stopping import Stopping
-from lockstep.training.sums import Span, Sums, epoch_record, rank_record
+from lockstep.training.sums import Span, Sums, epoch_record, not_finite_from, rank_record
 
 if TYPE_CHECKING:  # only recipes with quantize=qat need it
     from lockstep.quantize.training import Qat
@@ -65,6 +66,8 @@ class Trainer:
         self._step, self._sums, self._totals = position.step, position.sums, position.totals
         self._epochs = -(-self._step // spec.plan.steps_per_epoch)
         """The number of the last epoch that has a record."""
+        self._finite = True
+        """Whether the last epoch's losses are numbers."""
         self._started = time.time()
         self._stopped: str | None = self._stopping.reason()
 
@@ -99,6 +102,7 @@ class Trainer:
         )
         eval_seconds, logging = reduce_max([eval_seconds, self._recorder.logging_seconds - logged])
         sums.logging_seconds += logging
+        self._finite = math.isfinite(sums.loss) and math.isfinite(test.loss)
         self._totals.eval_seconds += eval_seconds
         self._totals.add(sums)
         self._epochs, self._sums = epoch, Sums()
@@ -211,6 +215,7 @@ class Trainer:
         """The totals, and the results of the epoch whose weights the model has."""
         found = digest(whole_state(self._model))
         growth = memory.growth_bytes()
+        lost = None if self._finite else not_finite_from(self._recorder.log)
         rows = gather([float(int(found[:12], 16)), -1.0 if growth is None else float(growth)])
         mine = {"rank": self._rank.rank, "memory_growth_bytes": growth, "weights_sha256": found}
         figures: Callable[[], dict[str, Any]] | None = getattr(self._strategy, "figures", None)
@@ -225,6 +230,7 @@ class Trainer:
             "epochs": self._epochs,
             "steps": self._step,
             "stopped_by": self._stopped,
+            "not_finite": lost,
             "best_epoch": self._stopping.best_epoch,
             **asdict(totals),
             "train_images": int(totals.train_images),

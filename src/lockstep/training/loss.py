@@ -42,6 +42,6 @@ def penalize(parameters: Iterable[nn.Parameter], regularize: Regularize) -> None
         return
     gradients, weights = [g for g, _ in chosen], [w for _, w in chosen]
     if regularize.l1:
-        torch._foreach_add_(gradients, torch._foreach_sign(weights), alpha=regularize.l1)
+        torch._foreach_add_(gradients, [torch.sgn(weight) for weight in weights], alpha=regularize.l1)
     if regularize.l2:
         torch._foreach_add_(gradients, weights, alpha=regularize.l2)

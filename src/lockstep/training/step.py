@@ -21,7 +21,7 @@ from lockstep.parallel.strategies import Strategy
 from lockstep.placement import Plan, micro_shares
 from lockstep.recipe import Recipe
 from lockstep.training.loss import Loss, penalize
-from lockstep.training.optimizers import Optimizer, clip
+from lockstep.training.optimizers import Optimizer, clip, make_dense
 from lockstep.training.precision import Precision
 from lockstep.training.schedule import Pace
 
@@ -97,6 +97,7 @@ class Stepper:
 
     def _update(self) -> None:
         """The optimizer's step, with all that a recipe may want between the gradients and it."""
+        make_dense(self._parameters)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         watch, scale = self._precision.watch, self._precision.scale
         looking = watch is not None and watch.due(self._taken)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import asdict, dataclass
 from time import perf_counter, process_time
 from typing import Any
 
 from lockstep.measure.recorder import Recorder
+from lockstep.measure.records import StepLog
 from lockstep.parallel.group import reduce_max, reduce_sum
 from lockstep.training.evaluate import Evaluation
 
@@ -65,6 +67,13 @@ class Span:
         loss, hits, counted, cpu = reduce_sum([loss, float(correct), float(samples), cpu])
         slowest, logging = reduce_max([seconds, logging])
         return Sums(loss, hits, counted, slowest, cpu, logging), {**mine, "seconds": seconds}
+
+
+def not_finite_from(log: StepLog) -> str:
+    """For a run that ends with a loss that is not a number: since when. Collective."""
+    log.settle()
+    step = -reduce_max([-float(log.first_not_finite() or math.inf)])[0]
+    return "a loss that is not finite" + (f", since step {step:.0f}" if math.isfinite(step) else "")
 
 
 def rank_record(epoch: int, rank: int, mine: dict[str, float], eval_seconds: float, whole: int) -> dict[str, Any]:
