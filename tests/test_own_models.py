@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import subprocess
@@ -249,6 +250,10 @@ def test_cautions_are_said_and_kept(module_cli: Cli) -> None:
     (caution,) = Run(module_cli.runs / "noisy").model_notes("cautions")
     assert caution in said
     assert caution in " ".join(module_cli("show", "noisy").stdout.split())
+    findings = json.loads(module_cli("explain", "noisy", "--json").stdout)["findings"]
+    (accuracy,) = (finding for finding in findings if finding["question"] == "accuracy")
+    assert "changed with the ranks: model" in accuracy["verdict"]
+    assert caution in accuracy["why"]
 
 
 def test_models_that_answer_more_than_scores(module_cli: Cli, own: str) -> None:

@@ -142,7 +142,7 @@ class _Net:
         (Recipe(global_batch=0), "global_batch=0: expected a whole number >= 1"),
         (Recipe(epochs=-1), "epochs=-1: expected a whole number >= 1"),
         (Recipe(epochs="3"), "epochs=3: expected a whole number"),  # type: ignore[arg-type]
-        (Recipe(precision="fp8"), "precision=fp8: expected one of fp32"),  # type: ignore[arg-type]
+        (Recipe(precision="fp8"), "precision=fp8: expected one of bf16"),  # type: ignore[arg-type]
         (Recipe(optimizer=Optimizer(lr=-1)), "optimizer.lr=-1: expected a number > 0"),
         (Placement(ranks=0), "ranks=0: expected a whole number >= 1"),
         (Options(checkpoint_every="x"), "checkpoint_every=x: expected a whole number"),  # type: ignore[arg-type]

@@ -37,7 +37,7 @@ class ProgressLine:
         for record in epochs[self._epochs_shown :]:
             tested = "" if record["test_accuracy"] is None else f"test accuracy {record['test_accuracy']:.2%}  "
             self._line(
-                f"{self._label}epoch {record['epoch']}{_of(spec.recipe.epochs, spec)}  train loss {record['train_loss']:.4f}  "
+                f"{self._label}epoch {record['epoch']}{_of(spec.recipe.epochs, spec)}  train loss {_loss(record['train_loss'])}  "
                 f"{tested}{record['images_per_second']:,.0f} images/s  {record['train_seconds']:.1f} s"
             )
         self._epochs_shown = len(epochs)
@@ -83,6 +83,11 @@ def cores_are_taken(run: Run, spec: Spec) -> bool:
     text = str(run.recorded_status().get("cores") or "")
     local = placement.ranks if placement.emulated else ranks_per_host(placement)
     return text.startswith("any:") and local * (placement.threads or 1) <= len(text.split(","))
+
+
+def _loss(value: float | None) -> str:
+    """A number, or what a record has in the place of one that is not finite."""
+    return "not finite" if value is None else f"{value:.4f}"
 
 
 def _of(total: int, spec: Spec) -> str:

@@ -107,6 +107,7 @@ def checklist(evidence: Evidence) -> list[Check]:
     tests = {epoch["test_samples"] for epoch in evidence.epochs if epoch.get("test_samples") is not None}
     mathematics = changes_mathematics(placement, recipe)
     norm = recipe.regularize.batch_norm
+    cautions = evidence.run.model_notes("cautions")
     per_rank = recipe.batch_per_rank is not None
     return [
         Check(
@@ -140,6 +141,7 @@ def checklist(evidence: Evidence) -> list[Check]:
             mathematics is not None and norm != "per-rank",
             mathematics or f"{placement.strategy} gives the gradient of the global batch",
         ),
+        Check("model", bool(cautions), "; ".join(cautions) or "nothing in it is known to depend on the rank"),
         Check("evaluation", bool(tests - {plan.test_samples}), f"{plan.test_samples:,} test samples, each once"),
         Check(
             "weights",
