@@ -302,7 +302,7 @@ class Run:
         """The run's own state; `since` lets readers show how long it has been so."""
         write_atomic(self.folder / "status.json", {"state": state, "since": time.time(), **more})
 
-    def write_last(self, path: Path, content: Any) -> bool:
+    def write_final(self, path: Path, content: Any) -> bool:
         """Write last words, with the room that was kept for them where there is no other. False where that is not possible."""
         for attempt in range(2):
             try:
@@ -311,17 +311,17 @@ class Run:
             except OSError as error:
                 if attempt or error.errno not in NO_ROOM:
                     return False
-                self.give_back()
+                self.release_reserve()
         return False
 
-    def give_back(self) -> None:
+    def release_reserve(self) -> None:
         """Let go of the room that was kept for last words."""
         with suppress(OSError):
             (self.folder / RESERVE).unlink()
 
-    def write_last_status(self, state: str, **more: Any) -> bool:
+    def write_final_status(self, state: str, **more: Any) -> bool:
         """How the run ended; nothing that happens here may hide why it did."""
-        return self.write_last(self.folder / "status.json", {"state": state, "since": time.time(), **more})
+        return self.write_final(self.folder / "status.json", {"state": state, "since": time.time(), **more})
 
     def recorded_status(self) -> dict[str, Any]:
         return read_json(self.folder / "status.json") or {"state": "planned"}

@@ -110,7 +110,7 @@ def prepare(
             check(spec)
         run.plan(spec)
         if one_command_per_host(spec.placement):
-            _take_place(run, host_index or 0)
+            _register_host(run, host_index or 0)
     except BaseException:
         run.remove()
         raise
@@ -197,11 +197,11 @@ def _join(draft: _Draft, host_index: int) -> tuple[Run, Spec]:
     state = run.status()["state"]
     if state in ENDED:
         raise FolderExists(f"run folder {folder} holds a run that has ended ({state}): choose another --name")
-    _take_place(run, host_index)
+    _register_host(run, host_index)
     return run, msgspec.structs.replace(there, placement=draft.placement)
 
 
-def _take_place(run: Run, host_index: int) -> None:
+def _register_host(run: Run, host_index: int) -> None:
     """Each host of a run is there once: who finds the place taken has the wrong name or the wrong --host-index."""
     try:
         with (run.folder / f"host-{host_index}").open("x") as file:
@@ -244,7 +244,7 @@ def execute(run: Run, spec: Spec, host_index: int = 0, progress: Progress | None
         raise
     finally:
         if run.made_here:
-            run.give_back()
+            run.release_reserve()
             shutil.rmtree(run.folder / DATA, ignore_errors=True)
     return run
 
@@ -252,7 +252,7 @@ def execute(run: Run, spec: Spec, host_index: int = 0, progress: Progress | None
 def _did_not_start(run: Run, host_index: int, state: str, cause: str) -> None:
     """Who supervises a run says how it ended; before that, it is said here."""
     if host_index == 0 and run.recorded_status()["state"] == "planned" and (run.folder / "run.json").exists():
-        run.write_last_status(state, cause=cause)
+        run.write_final_status(state, cause=cause)
 
 
 def train(

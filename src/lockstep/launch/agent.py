@@ -31,7 +31,7 @@ def main() -> None:
             {"rank": rank, "exit_code": failure.exitcode, "time": failure.timestamp}
             for rank, failure in error.failures.items()
         ]
-        Run(folder).write_last(folder / f"agent-{host_index}.json", {"failures": accounts})
+        Run(folder).write_final(folder / f"agent-{host_index}.json", {"failures": accounts})
         code = RunFailed.exit_code
     if "--standalone" in words:
         end_now(code)

@@ -40,7 +40,7 @@ def main() -> None:
     code = worker.wait()
     if code < 0:
         account = {"rank": rank.rank, "exit_code": code, "time": time.time()}
-        run.write_last(run.rank_folder(rank.rank) / "exit.json", account)
+        run.write_final(run.rank_folder(rank.rank) / "exit.json", account)
         sys.exit(128 - code)
     sys.exit(code)
 

@@ -35,9 +35,9 @@ from lockstep.launch.slurm_job import (
 from lockstep.launch.stall import Stalled, StallWatch
 from lockstep.launch.supervise import (
     PROGRESS_S,
-    Place,
+    FolderWatch,
     Progress,
-    Teller,
+    Reporter,
     failure,
     first_cause,
     signals_as_interrupt,
@@ -81,7 +81,7 @@ def follow(run: Run, spec: Spec, progress: Progress | None) -> None:
             _check_allocation(spec.placement.hosts)
             slurm_script.write(run, spec)
     except InputError as error:
-        run.write_last_status("failed", cause=str(error))
+        run.write_final_status("failed", cause=str(error))
         raise
     if allocation():
         _follow_step(run, spec, progress)
@@ -120,14 +120,14 @@ def _follow_step(run: Run, spec: Spec, progress: Progress | None) -> None:
 
 def _follow_job(run: Run, spec: Spec, progress: Progress | None) -> None:
     job: str | None = None
-    place = Place(run)
+    watch = FolderWatch(run)
 
     def ends(state: str, **more: Any) -> None:
         """The job is taken back, and why the run ended is written down where that is possible."""
         if job is not None:
             end(job)
-        if place.problem() is None:
-            run.write_last_status(state, **more)
+        if watch.problem() is None:
+            run.write_final_status(state, **more)
 
     with signals_as_interrupt():
         try:
@@ -136,7 +136,7 @@ def _follow_job(run: Run, spec: Spec, progress: Progress | None) -> None:
             job = submit(run, spec)
             if run.recorded_status()["state"] == "starting":
                 run.write_status("starting", host=platform.node(), job=job)
-            ended = _watch(run, spec, job, place, progress)
+            ended = _watch(run, spec, job, watch, progress)
         except KeyboardInterrupt:
             ends("cancelled", cause="stopped by the user")
             raise RunCancelled(f"stopped; what was measured is in {run.folder}") from None
@@ -155,19 +155,19 @@ def _follow_job(run: Run, spec: Spec, progress: Progress | None) -> None:
             problem = folder_error(run.folder, error)
             ends("failed", cause=str(problem))
             raise problem from None
-        if (gone := place.problem()) is not None:
+        if (gone := watch.problem()) is not None:
             raise RunFailed(f"run failed: {gone}")
         conclude(run, job, ended)
 
 
-def _watch(run: Run, spec: Spec, job: str, place: Place, progress: Progress | None) -> JobState:
+def _watch(run: Run, spec: Spec, job: str, watch: FolderWatch, progress: Progress | None) -> JobState:
     """Until the job has ended. Progress comes from the run folder; Slurm is asked for what the folder cannot tell."""
     began, next_look, leaving = time.monotonic(), 0.0, None
-    queue, tell = _Queue(job, began, silent=progress is None), Teller(run, spec, progress)
+    queue, report = _Queue(job, began, silent=progress is None), Reporter(run, spec, progress)
     current, stall = JobState("PENDING"), StallWatch(run, spec)
     while True:
         now = time.monotonic()
-        if (problem := place.problem()) is not None:
+        if (problem := watch.problem()) is not None:
             raise problem
         if now >= next_look:
             current = state(job)
@@ -180,11 +180,11 @@ def _watch(run: Run, spec: Spec, job: str, place: Place, progress: Progress | No
             if current.name in WAITING:
                 queue.mention(current)
         if current.name not in WAITING:
-            tell()
+            report()
         if current.name == "RUNNING":
             stall.check(now)
         time.sleep(PROGRESS_S)
-    tell()
+    report()
     return current
 
 
@@ -212,7 +212,7 @@ class _Queue:
 
 def conclude(run: Run, job: str, ended: JobState) -> None:
     record = {**(read_json(run.folder / RECORD) or {}), "ended": time.time(), **asdict(ended)}
-    run.write_last(run.folder / RECORD, record)
+    run.write_final(run.folder / RECORD, record)
     until = time.monotonic() + (SHOW_S if ended.name == "COMPLETED" else SHOW_FAILED_S)
     while run.recorded_status()["state"] != "done":
         accounts = any(True for pattern in ("failure", "exit") for _ in run.folder.glob(f"ranks/*/{pattern}.json"))
@@ -223,7 +223,7 @@ def conclude(run: Run, job: str, ended: JobState) -> None:
 
 
 def _fail(run: Run, cause: dict[str, Any]) -> NoReturn:
-    run.write_last_status("failed", **cause)
+    run.write_final_status("failed", **cause)
     raise failure(run, cause)
 
 

@@ -46,13 +46,13 @@ def supervise(run: Run, spec: Spec, starts: list[Start], host_index: int, progre
     """Returns when the run is done; raises what ended it otherwise. No process is left behind either way."""
     watched: list[Watched] = []
     first_host = host_index == 0
-    place = Place(run)
+    watch = FolderWatch(run)
 
     def ends(state: str, **more: Any) -> None:
         """Why the run ended is said in any case; where it can be written down, it is."""
         _end_all(watched)
-        if first_host and place.problem() is None:
-            run.write_last_status(state, **more)
+        if first_host and watch.problem() is None:
+            run.write_final_status(state, **more)
 
     with signals_as_interrupt(), cores_of(spec.placement) as cores:
         try:
@@ -61,17 +61,14 @@ def supervise(run: Run, spec: Spec, starts: list[Start], host_index: int, progre
                 run.write_status("starting", supervisor_pid=os.getpid(), host=platform.node(), **pinned)
             for start in starts:
                 watched.append(_begin(run, start, cores))
-            _follow(run, spec, watched, place, Teller(run, spec, progress))
+            _follow(run, spec, watched, watch, Reporter(run, spec, progress))
         except KeyboardInterrupt:
             ends("cancelled", cause="stopped by the user")
             raise RunCancelled(f"stopped; what was measured is in {run.folder}") from None
         except Stalled as stalled:
             ends("stalled", cause=stalled.cause, rank=stalled.rank)
             raise RunFailed(f"run stalled: {stalled.cause}; what was measured is in {run.folder}") from None
-        except CannotStart as error:
-            ends("failed", cause=str(error))
-            raise RunFailed(f"run failed: {error}") from None
-        except FolderError as error:
+        except (CannotStart, FolderError) as error:
             ends("failed", cause=str(error))
             raise RunFailed(f"run failed: {error}") from None
         except OSError as error:
@@ -79,14 +76,14 @@ def supervise(run: Run, spec: Spec, starts: list[Start], host_index: int, progre
             raise folder_error(run.folder, error) from None
         finally:
             _end_all(watched)
-        if (problem := place.problem()) is not None:
+        if (problem := watch.problem()) is not None:
             raise RunFailed(f"run failed: {problem}")
         # A rank that stumbles on its way out, after rank 0 has written the results, does not undo them.
         finished = first_host and run.recorded_status()["state"] == "done"
         if any(w.process.returncode for w in watched) and not finished:
             cause = first_cause(run, watched)
             if first_host:
-                run.write_last_status("failed", **cause)
+                run.write_final_status("failed", **cause)
             raise failure(run, cause)
 
 
@@ -104,7 +101,7 @@ def _begin(run: Run, start: Start, cores: dict[str, str]) -> Watched:
     return Watched(process, start)
 
 
-class Place:
+class FolderWatch:
     """The run folder as it was at the start. One that is removed, or replaced, in mid-run is not written to any more."""
 
     def __init__(self, run: Run) -> None:
@@ -126,7 +123,7 @@ class Place:
         return None if same else FolderError(f"the run folder {self._folder} was removed while the run was under way")
 
 
-class Teller:
+class Reporter:
     """Shows how a run goes. Whoever looked on may go away (`lockstep run … | head`), and the run goes on."""
 
     def __init__(self, run: Run, spec: Spec, progress: Progress | None) -> None:
@@ -141,7 +138,7 @@ class Teller:
             self._progress = None
 
 
-def _follow(run: Run, spec: Spec, watched: list[Watched], place: Place, tell: Teller) -> None:
+def _follow(run: Run, spec: Spec, watched: list[Watched], watch: FolderWatch, report: Reporter) -> None:
     next_look, failed_at = 0.0, None
     stall = StallWatch(run, spec)
     while True:
@@ -157,13 +154,13 @@ def _follow(run: Run, spec: Spec, watched: list[Watched], place: Place, tell: Te
             return
         if now >= next_look:
             next_look = now + PROGRESS_S
-            if (problem := place.problem()) is not None:
+            if (problem := watch.problem()) is not None:
                 raise problem
-            tell()
+            report()
             if failed_at is None:
                 stall.check(now)
         time.sleep(POLL_S)
-    tell()
+    report()
 
 
 def _end_all(watched: list[Watched]) -> None:

@@ -177,4 +177,4 @@ class Recorder:
 def write_failure(run: Run, record: dict[str, Any]) -> bool:
     """The rank's own account of why it ended; the supervisor decides which account is the first cause. False: it cannot be written."""
     account = {"time": time.time(), "pid": os.getpid(), "host": platform.node(), **record}
-    return run.write_last(run.rank_folder(record["rank"]) / "failure.json", account)
+    return run.write_final(run.rank_folder(record["rank"]) / "failure.json", account)

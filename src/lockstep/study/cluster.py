@@ -54,7 +54,7 @@ def run_jobs(session: Session, items: list[Item]) -> None:
                 slurm.cancel(job.number)
             for job in under_way:
                 end(job.number)
-                job.run.write_last_status("cancelled", cause="stopped by the user")
+                job.run.write_final_status("cancelled", cause="stopped by the user")
             raise RunCancelled(
                 f"stopped; run the same command again to go on with study '{session.folder.name}'"
             ) from None
@@ -79,7 +79,7 @@ def _submit(session: Session, item: Item) -> Job | None:
     try:
         number = slurm.submit(run, spec)
     except InputError as error:
-        run.write_last_status("failed", cause=str(error))
+        run.write_final_status("failed", cause=str(error))
         _keep(session, item, run, began, {"state": "failed", "cause": str(error)})
         return None
     if run.recorded_status()["state"] == "starting":
@@ -101,7 +101,7 @@ def _ended(session: Session, job: Job) -> bool:
             job.stall.check(now)
     except Stalled as stalled:
         end(job.number)
-        job.run.write_last_status("stalled", cause=stalled.cause, rank=stalled.rank, job=job.number)
+        job.run.write_final_status("stalled", cause=stalled.cause, rank=stalled.rank, job=job.number)
         return _keep(
             session, job.item, job.run, job.began, {"state": "failed", "cause": f"run stalled: {stalled.cause}"}
         )
@@ -111,7 +111,7 @@ def _ended(session: Session, job: Job) -> bool:
 
 
 def _keep(session: Session, item: Item, run: Run, began: float, record: dict[str, Any]) -> bool:
-    run.give_back()
+    run.release_reserve()
     shutil.rmtree(run.folder / DATA, ignore_errors=True)
     record |= {"cell": item.cell, "repeat": item.repeat, "seed": item.seed, "digest": item.digest, "run": run.id}
     keep(session, _step(session, item), {**record, "began": began, "ended": session.clock()})
