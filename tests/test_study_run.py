@@ -64,6 +64,7 @@ def under_way(cli: Cli) -> list[Run]:
     return [run for run in list_runs(cli.runs) if run.status()["state"] == "running"]
 
 
+@pytest.mark.cold
 def test_a_killed_study_goes_on_where_it_was_and_a_failed_cell_is_a_result(lab: Cli) -> None:
     process = lab.start("study", "run", "mine.toml", "epochs=15")
     wait_for(lambda: under_way(lab), what="a run of the study")
@@ -106,6 +107,7 @@ def test_a_killed_study_goes_on_where_it_was_and_a_failed_cell_is_a_result(lab: 
     assert plan["cells"][0]["basis"] == "its own runs"
 
 
+@pytest.mark.cold
 def test_ctrl_c_stops_in_order_and_one_process_at_a_time_runs_a_study(lab: Cli) -> None:
     process = lab.start("study", "run", "mine.toml", "epochs=100000", "train_limit=481")
     folder = wait_for(lambda: next(iter((lab.runs / "studies").glob("mine-*")), None), what="the study's folder")
