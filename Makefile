@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test test-all lint format bench clean
+.PHONY: help setup demo fuzz test test-all lint format bench clean
 
 help:  ## List the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -39,6 +39,10 @@ test-all: $(VENV)/.tools  ## Run every test; CI runs this.
 	@bash .ci/packages browser "chromium" "chromium fonts-dejavu-core"
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not alone' --durations=25
 	@$(BIN)/python tests/contending.py
+
+# Other inputs each time; what fails is printed with what it takes to see it again, and gets a line in tests/fuzz/test_corpus.py.
+fuzz: $(VENV)/.tools  ## Look for inputs that end in a traceback or a hang: FUZZ_INPUTS of them (default 12000).
+	@FUZZ_INPUTS=$${FUZZ_INPUTS:-12000} $(BIN)/python -m pytest -n 0 -q --timeout 3600 tests/fuzz
 
 lint: $(VENV)/.tools  ## Check style and types.
 	@$(BIN)/ruff check src tests benchmarks

@@ -272,7 +272,7 @@ def test_json_is_one_document_and_the_rest_goes_to_stderr(cli: Cli) -> None:
     (other / "run.json").write_text('{"plan": {}, "recipe": []}')
     os.mkdir(os.fsencode(cli.runs) + b"/99990101-\xff")  # noqa: PTH102
     Path(os.fsdecode(os.fsencode(cli.runs) + b"/99990101-\xff/run.json")).write_text("{}")
-    assert cli("runs").stdout.count("unreadable") == 2
+    assert cli("runs").stdout.count("damaged") == 2
     assert "run.json" in cli.error("show", broken.name, code=2)
 
 

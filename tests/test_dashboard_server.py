@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from email.message import Message
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from urllib.parse import quote
 import pytest
 
 from lockstep.dashboard import assets
+from lockstep.dashboard.routes import MOST_STREAMS, Request, Stream
+from lockstep.dashboard.security import Refused
 from lockstep.dashboard.server import Server
 from support import Cli, wait_for
 from test_report import ALONE, BOTH, RECIPE, Folders, isolated, step_rows, study_folder
@@ -84,6 +88,14 @@ def ask(folders: Folders) -> Iterator[Asked]:
     asked = Asked(folders.root)
     yield asked
     asked.end()
+
+
+def raw_post(ask: Asked, lengths: list[str]) -> int:
+    """The status of a POST whose body never comes: a server that waits for it would not answer."""
+    with socket.create_connection(("127.0.0.1", ask.port), timeout=20) as connection:
+        head = ["POST /api/stop HTTP/1.1", "Host: elsewhere", *(f"Content-Length: {length}" for length in lengths)]
+        connection.sendall("\r\n".join([*head, "", "x"]).encode())
+        return int(connection.recv(4096).split()[1])
 
 
 def states(ask: Asked) -> dict[str, str]:
@@ -159,7 +171,7 @@ def test_a_folder_that_is_cut_off_breaks_nothing(ask: Asked, folders: Folders) -
             path.unlink()
     with (folders.root / "one" / "epochs.jsonl").open("ab") as file:
         file.write(b'{"epoch": 11, "tra')
-    expected = {"one": "done", "bare": "planned", "empty": "unreadable", "half": "unreadable"}
+    expected = {"one": "done", "bare": "planned", "empty": "damaged", "half": "damaged"}
     wait_for(lambda: states(ask) == expected, what="the list")
     for path in ("/run?id=half", "/events/run?id=half"):
         assert ask(path)[0] == 409
@@ -214,6 +226,8 @@ def test_stopping_needs_the_token_and_the_own_page(ask: Asked, folders: Folders)
     assert ask("/api/stop")[0] == 404, "nothing is changed by looking"
     assert ask("/api/report", "POST", "{}")[0] == 404
     assert ask.open("/api/stop", "POST", "x" * 5000).status == 413
+    for lengths in (["0000000000200000000"], ["00005"], ["+5"], ["5", "5"], ["-1"], ["0x5"], ["٣"], [" 5 5"], []):
+        assert raw_post(ask, lengths) == 413, lengths
 
 
 def test_another_machine_needs_the_token_to_look(folders: Folders) -> None:
@@ -366,3 +380,31 @@ def test_neither_a_long_run_nor_the_library_makes_the_server_large(ask: Asked, f
     assets.library.cache_clear()
     assert ask("/assets/vega.js")[0] == 200
     assert peak_kb() - before < 30_000
+
+
+def test_streams_that_nobody_reads_give_their_permits_back(ask: Asked) -> None:
+    app = ask.server.app
+    headers = Message()
+    headers["Host"] = f"127.0.0.1:{ask.port}"
+    request = Request("GET", "/events/list", {}, headers)
+    for _ in range(2 * MOST_STREAMS):
+        stream = app.answer(request)
+        assert isinstance(stream, Stream)
+        stream.close()  # the connection was reset while the head of the answer was written
+    held = [app.answer(request) for _ in range(MOST_STREAMS)]
+    with pytest.raises(Refused, match="pages are open"):
+        app.answer(request)
+    for each in held:
+        assert isinstance(each, Stream)
+        assert next(iter(each))
+        each.close()
+        each.close()
+    assert ask.open("/events/list").status == 200
+
+
+def test_a_study_whose_name_is_not_text_does_not_hide_the_others(ask: Asked, folders: Folders) -> None:
+    study_folder(folders, {"a": (RECIPE, ALONE), "b": (RECIPE, BOTH)}, 1)
+    odd = folders.root / "studies" / os.fsdecode(b"not \xff text")
+    odd.mkdir()
+    (odd / "study.json").write_text("{}")
+    assert [study["name"] for study in json.loads(ask("/api/runs")[1])["studies"]] == ["mine"]

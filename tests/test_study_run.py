@@ -11,8 +11,9 @@ import pytest
 
 from lockstep import study
 from lockstep.placement import Placement
+from lockstep.reading import read_records
 from lockstep.recipe import Recipe
-from lockstep.run import Run, list_runs, read_lines
+from lockstep.run import Run, list_runs
 from support import Cli, processes_of, wait_for
 
 STUDY = """
@@ -57,7 +58,7 @@ def lab(cli: Cli) -> Cli:
 
 def records(cli: Cli, name: str = "mine") -> list[dict[str, Any]]:
     """How its runs ended."""
-    return [line for line in read_lines(cli.runs / "studies" / name / "log.jsonl") if "ended" in line]
+    return [line for line in read_records(cli.runs / "studies" / name / "log.jsonl", dict[str, Any]) if "ended" in line]
 
 
 def under_way(cli: Cli) -> list[Run]:

@@ -18,11 +18,12 @@ from typing import Any
 
 import msgspec
 
-from lockstep.run import ENDED, Run, read_json
+from lockstep.reading import Damaged, exists
+from lockstep.run import DAMAGED, ENDED, Run
 
 NAME = ".index.sqlite"
 # A higher number makes every older index void.
-FORMAT = 2
+FORMAT = 3
 BUSY_S = 5.0
 # Two changes within one tick of the file system's clock leave the same time: what has just changed is not remembered yet.
 SETTLED_NS = 1_000_000_000
@@ -41,27 +42,24 @@ PASSING = {
 
 
 def line(run: Run) -> Row:
-    """What a list says of one run; one that cannot be read is listed as such, not passed over."""
+    """What a list says of one run; one that is damaged is listed as such, not passed over."""
+    status = run.status()
     try:
-        return _line(run, read_json(run.folder / "run.json") or {})
-    except (KeyError, TypeError, ValueError, AttributeError):  # JSON, but not of a run
-        return {"id": run.id, "state": "unreadable", "created": 0.0, **dict.fromkeys(_EMPTY)}
-
-
-def _line(run: Run, spec: Row) -> Row:
-    summary = run.summary() or {}
-    recipe, placement = spec["recipe"], spec["placement"]
+        spec = run.spec()
+    except Damaged:
+        return {"id": run.id, "state": DAMAGED, "created": 0.0, **dict.fromkeys(_EMPTY)}
+    summary, recipe, placement = run.summary() or {}, spec.recipe, spec.placement
     return {
         "id": run.id,
-        "state": run.status()["state"],
-        "created": float(spec["created"]),
-        "model": recipe["model"],
-        "data": recipe["data"],
-        "launcher": placement["launcher"],
-        "ranks": spec["plan"]["ranks"],
-        "threads": placement.get("threads"),
-        "global_batch": spec["plan"]["global_batch"],
-        "precision": recipe.get("precision", "fp32"),
+        "state": status["state"],
+        "created": spec.created,
+        "model": recipe.model,
+        "data": recipe.data,
+        "launcher": placement.launcher,
+        "ranks": spec.plan.ranks,
+        "threads": placement.threads,
+        "global_batch": spec.plan.global_batch,
+        "precision": recipe.precision,
         "epochs": summary.get("epochs"),
         "test_accuracy": summary.get("test_accuracy"),
         "train_seconds": summary.get("train_seconds"),
@@ -88,7 +86,7 @@ def rows(root: Path) -> list[Row]:
         stamp, row = known.get(name, (0, None))
         if stamp != changed[name]:
             run = Run(root / name)
-            row = line(run) if (run.folder / "run.json").exists() else None
+            row = line(run) if exists(run.folder / "run.json") else None
             # A folder without run.json may become a run, and then changes. What is kept is what the folder says: that a run
             # under way is silent, or its watcher gone, is a judgement of this moment.
             if changed[name] < settled and (row is None or run.recorded_status()["state"] in ENDED):

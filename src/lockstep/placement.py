@@ -7,6 +7,7 @@ machine is in resolve.py.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from typing import Annotated, Literal
@@ -15,8 +16,11 @@ import msgspec
 from msgspec import Meta
 
 from lockstep.errors import InputError
-from lockstep.recipe import Positive, PositiveFloat, Recipe
+from lockstep.recipe import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Recipe
+from lockstep.shapes import Count
 
+# Far more than any cluster has: what is beyond it is a slip of the keyboard, and planning it would take hours.
+Ranks = Annotated[int, Meta(ge=1, le=100_000)]
 STRATEGIES = ("single", "ddp", "flat", "naive", "dp", "fsdp", "local-sgd", "diloco")
 
 
@@ -41,7 +45,7 @@ class LocalSgd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     every: Positive = 8
     """Steps between two averages."""
-    warm_start: Annotated[int, Meta(ge=0)] = 0
+    warm_start: NonNegative = 0
     """So many first steps exchange gradients as ddp does."""
     outer_lr: PositiveFloat = 0.7
     """diloco: the outer optimizer's step along the average of what the ranks learnt …"""
@@ -72,14 +76,14 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Where it is computed: launcher, hosts x ranks x threads, device, backend, strategy, micro batch."""
 
     launcher: Literal["auto", "single", "spawn", "torchrun", "mpirun", "slurm"] = "auto"
-    hosts: Positive = 1
+    hosts: Ranks = 1
     """A number, or "emulated:N" for N hosts made of network namespaces on this machine (docs/emulated-hosts.md)."""
     emulated: bool = False
     link: str | None = None
     """What lies between emulated hosts: rate, delay and loss, for example "1gbit,0.5ms" or "100mbit,20ms,0.1%"."""
-    ranks: Positive = 1
+    ranks: Ranks = 1
     """All ranks together, over all hosts."""
-    threads: Positive | None = None
+    threads: Annotated[int, Meta(ge=1, le=10_000)] | None = None
     """Threads of one rank; unstated, the host's cores divided by its ranks."""
     pin: bool = True
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -98,9 +102,9 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     memory_format: Literal["auto", "channels_last", "contiguous"] = "auto"
     rendezvous: str | None = None
     """HOST:PORT where ranks of several hosts meet (torchrun); on one host a free port is taken."""
-    timeout_s: PositiveFloat = 60.0
+    timeout_s: Annotated[float, Meta(gt=0, le=1e7)] = 60.0
     """How long a rank waits for the others before it gives up."""
-    max_restarts: Annotated[int, Meta(ge=0)] = 0
+    max_restarts: NonNegative = 0
     """How often torchrun starts all ranks again after one failed, from the last whole epoch."""
     mpi: Literal["auto", "openmpi", "mpich"] = "auto"
     """Which MPI `launcher=mpirun` uses, where there are several."""
@@ -162,17 +166,17 @@ def one_command_per_host(placement: Placement) -> bool:
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The batch algebra of one recipe on one placement, worked out."""
 
-    ranks: int
-    global_batch: int
-    micro_batch: int
-    accumulation: int
-    train_samples: int
-    test_samples: int
-    steps_per_epoch: int
-    last_batch: int
+    ranks: Ranks
+    global_batch: Count
+    micro_batch: Count
+    accumulation: Count
+    train_samples: Count
+    test_samples: Count
+    steps_per_epoch: Count
+    last_batch: Count
     """Samples in the last global batch of an epoch; smaller than the others where the set does not divide."""
-    total_steps: int
-    lr: float = 0.0
+    total_steps: Count
+    lr: NonNegativeFloat = 0.0
     """The learning rate after `lr_rule`."""
     lr_note: str = ""
 
@@ -256,7 +260,8 @@ def _micro(share: int, placement: Placement, ranks: int) -> tuple[int, int]:
 
 
 def _divisors(number: int) -> str:
-    found = [str(d) for d in range(1, number + 1) if number % d == 0]
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    found = [str(d) for d in sorted({*small, *(number // d for d in small)})]
     return "one of " + ", ".join(found if len(found) <= 12 else [*found[:6], "…", *found[-5:]])
 
 

@@ -11,10 +11,13 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-Positive = Annotated[int, Meta(ge=1)]
-NonNegative = Annotated[int, Meta(ge=0)]
-NonNegativeFloat = Annotated[float, Meta(ge=0)]
-PositiveFloat = Annotated[float, Meta(gt=0)]
+# No setting needs more, and beyond it files cannot be laid out and floats lose whole numbers.
+MOST = 10**12
+MOST_FLOAT = 1e30
+Positive = Annotated[int, Meta(ge=1, le=MOST)]
+NonNegative = Annotated[int, Meta(ge=0, le=MOST)]
+NonNegativeFloat = Annotated[float, Meta(ge=0, le=MOST_FLOAT)]
+PositiveFloat = Annotated[float, Meta(gt=0, le=MOST_FLOAT)]
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
 Scalar = bool | int | float | str
 
@@ -133,7 +136,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Convolution, ReLU and max-pool in one kernel of Lockstep's own, where it was measured to be faster (docs/kernels.md)."""
     quantize: Literal["off", "qat"] = "off"
     """qat: train with fake quantization, and make and test an int8 model after every epoch (docs/quantization.md)."""
-    seed: Annotated[int, Meta(ge=0)] = 123
+    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 123
 
 
 # What may change when a run goes on from a checkpoint: how long, not what.

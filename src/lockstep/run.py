@@ -23,17 +23,19 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
+from lockstep import shapes
 from lockstep.errors import InputError
 from lockstep.placement import Placement, Plan
+from lockstep.reading import Damaged, exists, is_file, read_record, read_records, read_shape
 from lockstep.recipe import Recipe
-from lockstep.text import finite
+from lockstep.text import finite, is_text, printable
 
 T = TypeVar("T")
 FORMAT = 1
@@ -49,8 +51,13 @@ DATA = "data"
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 MODEL_NOTES = "model.json"
 ENDED = ("done", "failed", "stalled", "cancelled")
+# The state of a run with a file that cannot be read: named, shown, and left out of every comparison.
+DAMAGED = "damaged"
+# States in which nothing more is written.
+OVER = (*ENDED, DAMAGED)
 # A rank shows a sign of life about twice a second; one that is silent for so long is stalled (or its host is).
 STALLED_AFTER_S = 30.0
+LONGEST_NAME = 200
 
 
 class FolderExists(InputError):
@@ -115,7 +122,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 
     format: int = FORMAT
     id: str
-    created: float
+    created: shapes.Moment
     lockstep: str
     recipe: Recipe
     placement: Placement
@@ -129,10 +136,31 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     part: Part | None = None
     """Of which study it is a run, where it is one."""
 
+    def __post_init__(self) -> None:
+        if self.plan.ranks != self.placement.ranks or self.placement.ranks % self.placement.hosts:
+            raise ValueError(
+                f"{self.plan.ranks} planned ranks, {self.placement.ranks} on {self.placement.hosts} hosts do not go together"
+            )
+
 
 def runs_root(given: Path | None = None) -> Path:
     """Where runs go: --runs, else LOCKSTEP_RUNS, else ./runs."""
-    return given or Path(os.environ.get("LOCKSTEP_RUNS") or "runs")
+    root = given or Path(os.environ.get("LOCKSTEP_RUNS") or "runs")
+    if not is_text(str(root)) or "\0" in str(root):
+        raise InputError(
+            f"the folder of runs, '{root}', has a name that is not valid text (UTF-8): choose another with --runs"
+        )
+    return root
+
+
+def check_name(option: str, name: str, what: str) -> None:
+    """A name becomes a folder, and is written into files and pages. File systems allow 255 bytes; what goes before and after needs some."""
+    if not name or name.startswith(".") or "/" in name or not is_text(name) or printable(name) != name:
+        raise InputError(f"{option}{name!r}: a {what}'s name is one plain word, without '/' and not starting with '.'")
+    if len(name.encode()) > LONGEST_NAME:
+        raise InputError(
+            f"{option}{name[:20]}…: a {what}'s name has at most {LONGEST_NAME} bytes, and this has {len(name.encode())}"
+        )
 
 
 def new_id(recipe: Recipe, placement: Placement) -> str:
@@ -167,40 +195,28 @@ def append_line(path: Path, record: Mapping[str, Any]) -> None:
             data = data[file.write(data) or 0 :]
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON file's object, or None where it is not there or not (yet) whole."""
+def read_json(path: Path, shape: Any = dict[str, Any]) -> dict[str, Any] | None:
+    """A JSON file's object, or None where it is not there or damaged."""
     try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        return read_record(path, shape)
+    except Damaged:
         return None
-    return value if isinstance(value, dict) else None
 
 
 def read_struct(path: Path, kind: type[T], what: str) -> T:
     """A JSON file of ours as what it was written from; the error names the folder that it belongs to."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except OSError as error:
-        raise InputError(f"{what} {path.parent}: cannot read {path.name}: {error.strerror}") from None
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise InputError(
-            f"{what} {path.parent}: {path.name} was not written by this version of Lockstep: {error}"
-        ) from None
+        found = read_shape(path, kind)
+    except Damaged as error:
+        raise Damaged(f"{what} {path.parent.name} is damaged, or of another version of Lockstep: {error}") from None
+    if found is None:
+        raise Damaged(f"{what} {path.parent}: there is no {path.name}")
+    return found
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole records of a JSONL file; a last line that was cut off is passed over."""
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return
-    for line in data.split(b"\n"):
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            yield value
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The records of a JSONL file of any shape; a last line that was cut off is passed over."""
+    return read_records(path, dict[str, Any])
 
 
 class Run:
@@ -223,6 +239,10 @@ class Run:
     @classmethod
     def claim(cls, folder: Path) -> Run:
         """Make an empty folder, which is then nobody else's."""
+        if not is_text(str(folder.absolute())):
+            raise InputError(
+                f"'{folder.absolute()}' is not valid text (UTF-8), and could not be written down: choose another --runs"
+            )
         run = cls(folder)
         run._made_root = not folder.parent.exists()
         try:
@@ -261,16 +281,16 @@ class Run:
     @classmethod
     def open(cls, folder: Path) -> Run:
         run = cls(folder)
-        if not (folder / "run.json").is_file():
+        if not is_file(folder / "run.json"):
             raise InputError(f"{folder} is not a run folder (it has no run.json): 'lockstep runs' lists the runs")
         return run
 
     @classmethod
     def find(cls, name: str, root: Path) -> Run:
         """A run by path, by id, by the beginning of its id, or 'last'."""
-        if (Path(name) / "run.json").is_file():
+        if is_file(Path(name) / "run.json"):
             return cls(Path(name))
-        if name != "last" and "/" not in name and (root / name / "run.json").is_file():
+        if name != "last" and "/" not in name and is_file(root / name / "run.json"):
             return cls(root / name)  # the whole id: no need to look at all the others
         there = list_runs(root)
         if not there:
@@ -324,19 +344,43 @@ class Run:
         return self.write_final(self.folder / "status.json", {"state": state, "since": time.time(), **more})
 
     def recorded_status(self) -> dict[str, Any]:
-        return read_json(self.folder / "status.json") or {"state": "planned"}
+        """What the folder itself says; a status that cannot be read is a state of its own."""
+        try:
+            return read_record(self.folder / "status.json", shapes.Status) or {"state": "planned"}
+        except Damaged as error:
+            return {"state": DAMAGED, "cause": str(error)}
+
+    def damage(self) -> list[str]:
+        """What of the run as a whole cannot be read, each file with the reason. Its ranks' files: `measure.records.damage`."""
+        found = []
+        for name, read in (
+            ("run.json", lambda path: read_shape(path, Spec)),
+            ("status.json", lambda path: read_record(path, shapes.Status)),
+            ("summary.json", lambda path: read_record(path, shapes.Summary)),
+            ("epochs.jsonl", lambda path: read_records(path, shapes.Epoch)),
+            ("environment.json", lambda path: read_record(path, shapes.Environment)),
+        ):
+            try:
+                read(self.folder / name)
+            except Damaged as error:
+                found.append(str(error))
+        return found
 
     def status(self) -> dict[str, Any]:
-        """The state as it is now: a run whose supervisor is gone, or whose ranks are silent, is not running."""
-        status = self.recorded_status()
+        """The state as it is now: a run with a damaged file is damaged; one whose supervisor is gone, or whose ranks are silent, is not
+        running."""
+        status, damaged = self.recorded_status(), self.damage()
+        if damaged:
+            return {**status, "state": DAMAGED, "cause": "; ".join(damaged)}
         if status["state"] not in ("starting", "running"):
             return status
         pid, host = status.get("supervisor_pid"), status.get("host")
         if pid and host == os.uname().nodename and not _alive(pid):
             return {**status, "state": "failed", "cause": f"the process that watched the run (pid {pid}) is gone"}
-        beats = [beat for beat in self.rank_statuses() if "time" in beat]
         silent = [
-            beat for beat in beats if time.time() - beat["time"] > STALLED_AFTER_S and beat.get("state") == "running"
+            beat
+            for beat in self.rank_statuses()
+            if time.time() - beat["time"] > STALLED_AFTER_S and beat.get("state") == "running"
         ]
         if silent:
             oldest = min(silent, key=lambda beat: float(beat["time"]))
@@ -350,21 +394,27 @@ class Run:
 
     def rank_statuses(self) -> list[dict[str, Any]]:
         """The last sign of life of every rank that gave one, in the order of ranks."""
-        folders = sorted((self.folder / "ranks").glob("[0-9]*"))
-        return [beat for folder in folders if (beat := read_json(folder / "status.json"))]
+        return [beat for folder in self.rank_folders() if (beat := read_json(folder / "status.json", shapes.Beat))]
 
     def failures(self) -> list[dict[str, Any]]:
-        folders = sorted((self.folder / "ranks").glob("[0-9]*"))
-        return [failure for folder in folders if (failure := read_json(folder / "failure.json"))]
+        found = (read_json(folder / "failure.json", shapes.Failure) for folder in self.rank_folders())
+        return [failure for failure in found if failure]
+
+    def rank_folders(self) -> list[Path]:
+        return sorted((self.folder / "ranks").glob("[0-9]*"))
 
     def epochs(self, rank: int | None = None) -> list[dict[str, Any]]:
         """The epochs over all ranks, or those of one rank."""
         folder = self.folder if rank is None else self.rank_folder(rank)
+        try:
+            records = read_records(folder / "epochs.jsonl", shapes.Epoch)
+        except Damaged:
+            return []
         # A restarted run may have written an epoch twice; the later one counts.
-        return list({record.get("epoch"): record for record in read_lines(folder / "epochs.jsonl")}.values())
+        return list({record["epoch"]: record for record in records}.values())
 
     def summary(self) -> dict[str, Any] | None:
-        return read_json(self.folder / "summary.json")
+        return read_json(self.folder / "summary.json", shapes.Summary)
 
     def model_notes(self, kind: str) -> list[str]:
         """Of a user's own model: "remarks", what was changed about it; "cautions", why N ranks may not compute what one does."""
@@ -372,7 +422,7 @@ class Run:
         return [note for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
 
     def environment(self) -> dict[str, Any]:
-        return read_json(self.folder / "environment.json") or {}
+        return read_json(self.folder / "environment.json", shapes.Environment) or {}
 
 
 def list_runs(root: Path) -> list[Run]:
@@ -382,7 +432,7 @@ def list_runs(root: Path) -> list[Run]:
             names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
     except OSError:
         return []
-    return [Run(root / name) for name in names if (root / name / "run.json").exists()]
+    return [Run(root / name) for name in names if exists(root / name / "run.json")]
 
 
 class _Created(msgspec.Struct):

@@ -7,15 +7,14 @@ at the top and placement keys in the table [placement].
 from __future__ import annotations
 
 import difflib
-import json
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
+from lockstep import toml
 from lockstep.errors import InputError
 from lockstep.placement import Ddp, LocalSgd, Placement, Slurm
 from lockstep.recipe import Augment, EarlyStopping, Optimizer, Recipe, Regularize, Schedule
@@ -76,6 +75,8 @@ def load(
         key = key.strip().replace("-", "_")
         # "none" leaves a setting out, but where it is one of its values.
         value = "none" if text.strip() == "none" and "none" in _choices(key) else parse_value(text.strip())
+        if problem := toml.why_not(value) if not isinstance(value, list) else "":
+            raise InputError(f"{key}={text}: {problem}")
         pairs.append((key, value))
     for key, value in _hosts_first(pairs):
         _put(key, value, recipe, placement)
@@ -90,8 +91,10 @@ def _hosts_first(pairs: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
 def parse_value(text: str) -> Any:
     """A TOML value where it is one (numbers, true, [lists], "text"), else the text as it stands."""
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = toml.loads(f"value = {text}")["value"]
+        if isinstance(value, list):
+            toml.check(value, text)
+    except toml.NotToml:
         return None if text == "none" else text
     return value if isinstance(value, bool | int | float | str | list) else text
 
@@ -107,12 +110,12 @@ def _toml_lines(chosen: Any, default: Any) -> list[str]:
     for key, value in msgspec.to_builtins(chosen).items():
         if isinstance(value, dict):
             lines += [
-                f"{key}.{inner} = {json.dumps(one, ensure_ascii=False)}"
+                f"{key}.{toml.key(inner)} = {toml.written(one)}"
                 for inner, one in value.items()
                 if one is not None and one != usual[key].get(inner)
             ]
         elif value is not None:
-            lines.append(f"{key} = {json.dumps(value, ensure_ascii=False)}")
+            lines.append(f"{key} = {toml.written(value)}")
     return lines
 
 
@@ -125,12 +128,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Tree:
 
 
 def _merge_file(path: Path, recipe: Tree, placement: Tree) -> None:
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"recipe file {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"recipe file {path} is not TOML: {error}") from None
+    content = toml.read(path, "recipe file")
     try:
         _merge(content, recipe, placement, prefix="")
     except InputError as error:

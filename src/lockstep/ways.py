@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import statistics
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
-from lockstep.run import Run, read_json
+from lockstep.reading import Damaged, read_shape
+from lockstep.recipe import Positive, PositiveFloat
+from lockstep.run import Run
+from lockstep.shapes import Count
 
 # Where the ways measured for a run are kept, within its folder.
 BESIDE = "explain/ways"
 FILE = "ways.json"
 # In the first rank's folder: how far a probe has come.
 ROUND_FILE = "round.json"
+
+
+Rounds = Annotated[list[Annotated[list[PositiveFloat], Meta(min_length=1)]], Meta(min_length=1)]
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,14 +39,14 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    samples: int
+    samples: Count
     """In one rank's step."""
-    ranks: int
+    ranks: Positive
     """How many took steps at the same time."""
-    threads: int
-    steps: int
+    threads: Count
+    steps: Count
     """In one round."""
-    rounds: list[list[float]]
+    rounds: Rounds
     """Seconds of a step (mean of the round's steps), by round and rank."""
     phases: list[dict[str, float]]
     """Mean seconds of each phase, by rank; `waiting` is the part of exchange beyond that of the rank that waited least."""
@@ -61,9 +69,20 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
         return [mine - theirs for mine, theirs in zip(self.by_round, other.by_round, strict=True)]
 
 
+class _Ways(msgspec.Struct):
+    ways: list[Way]
+
+
 def read(folder: Path) -> dict[str, Way]:
     """The ways measured in a folder, by name; empty where nothing was (or not to the end)."""
-    content = read_json(folder / FILE)
-    if not content or Run(folder).recorded_status()["state"] != "done":
+    try:
+        content = read_shape(folder / FILE, _Ways)
+    except Damaged as error:
+        raise Damaged(f"{folder / FILE} is damaged: {error}; measure again with --measure") from None
+    if content is None or Run(folder).recorded_status()["state"] != "done":
         return {}
-    return {way.name: way for way in msgspec.convert(content["ways"], type=list[Way])}
+    if len({len(way.rounds) for way in content.ways}) > 1:
+        raise Damaged(
+            f"{folder / FILE} is damaged: its ways have different numbers of rounds; measure again with --measure"
+        )
+    return {way.name: way for way in content.ways}

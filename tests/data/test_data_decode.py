@@ -6,8 +6,10 @@ import gzip
 import io
 import os
 import pickle
+import struct
 import tarfile
 import tracemalloc
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -283,3 +285,50 @@ def test_pictures_become_batches() -> None:
     for text in (b"7", b"[300]", b"{", b'["a"]'):
         with pytest.raises(Rejected, match="not a list of labels"):
             decode.label_list(text)
+
+
+# ---- files that are made to hold us up
+
+
+def test_a_gzip_file_of_a_million_members_is_refused_at_once() -> None:
+    part = MNIST.parts[0]
+    with pytest.raises(Rejected, match="1000 members"):
+        decode.plain(gzip.compress(b"") * 1_000_000, part, "idx")
+
+
+def test_an_archive_of_chained_long_names_is_refused() -> None:
+    link = tarfile.TarInfo("././@LongLink")
+    link.type, link.size = tarfile.GNUTYPE_LONGNAME, 2
+    chain = (link.tobuf(tarfile.GNU_FORMAT) + b"x\0".ljust(512, b"\0")) * 20_000
+    with pytest.raises(Rejected, match="archive"):
+        list(decode.members(io.BytesIO(chain), {"x"}))
+
+
+def test_an_archive_that_unpacks_to_terabytes_is_refused() -> None:
+    kinds = {"named": tarfile.GNUTYPE_LONGNAME, "extended": tarfile.XHDTYPE, "regular": tarfile.REGTYPE}
+    for kind in kinds.values():
+        member = tarfile.TarInfo("x")
+        member.type, member.size = kind, 1 << 32
+        with pytest.raises(Rejected):
+            list(decode.members(io.BytesIO(member.tobuf(tarfile.GNU_FORMAT) + b"\0" * 1024), {"y"}))
+    many = b"".join([tarfile.TarInfo(f"f{number}").tobuf() for number in range(10_001)])
+    with pytest.raises(Rejected, match="far more"):
+        list(decode.members(io.BytesIO(many + b"\0" * 1024), {"y"}))
+
+
+def test_a_pickle_that_asks_for_zeros_by_number_is_refused() -> None:
+    raw = (
+        b"\x80\x02cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
+        b"(K\x01K\x01K\x01\x86cnumpy\ndtype\nU\x02u1\x85R\x89J\x00\x8c\x86Gtb."
+    )
+    with pytest.raises(Rejected, match="array without bytes"):
+        load_plain(raw)
+
+
+def test_a_picture_that_unpacks_to_gigabytes_and_a_deep_list_are_refused() -> None:
+    head = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+    chunk = struct.pack(">I", 13) + b"IHDR" + head + struct.pack(">I", zlib.crc32(b"IHDR" + head))
+    with pytest.raises(Rejected, match="picture"):
+        decode.picture_rows(b"\x89PNG\r\n\x1a\n" + chunk, b"\0" * 10)
+    with pytest.raises(Rejected, match="labels"):
+        decode.label_list(b"[" * 100_000)

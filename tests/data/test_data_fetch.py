@@ -185,3 +185,23 @@ def test_parts_are_never_used_as_data(known: Known, web: h.Web, cache: Path, tmp
 def test_plain_lines_of_progress_off_a_terminal(big: h.Web, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     download(big.base + "big", tmp_path / "big", Voice(), QUICK)
     assert capfd.readouterr().err == f"lockstep: fetching {big.base}big of 1.0 MB\n"
+
+
+def test_a_download_that_is_cut_here_and_there_in_turns_is_given_up(big: h.Web, tmp_path: Path) -> None:
+    """The server knows no ranges, so every attempt begins anew: that one got further than the one before is no progress."""
+    big.ranged, big.cuts = False, 10**9
+    lengths = iter([50_000, 20_000] * 50)
+
+    def before() -> None:
+        big.cut_after = next(lengths)
+
+    big.before = before
+    with pytest.raises(Unreachable, match=r"cut at .* \(after 3 attempts\)"):
+        _get(big, tmp_path / "big")
+    assert big.requests["big"] == 3
+
+
+def test_a_download_that_brings_a_little_each_time_ends_too(big: h.Web, tmp_path: Path) -> None:
+    big.cut_after, big.cuts = 1, 10**9
+    with pytest.raises(Unreachable, match="after 20 attempts"):
+        _get(big, tmp_path / "big", Patience(attempts=3, backoff=0.0, timeout=2, most=20))

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lockstep.data import open_data
+from lockstep.data import open_data, userdata
 from lockstep.errors import InputError
 from lockstep.plugins import is_spec, load_object
 
@@ -172,3 +172,11 @@ def test_form_of_a_spec() -> None:
         assert is_spec(good)
     for bad in ("mnist", "a:", ":b", "a b:c", "x.py", "a:b c", "1a:b", "x.txt:f/g", "http://x.py", "a:1"):
         assert not is_spec(bad)
+
+
+def test_a_long_strip_is_a_signal_of_many_channels_and_a_picture_is_told_its_order() -> None:
+    signal = np.zeros((2, 12, 500, 1), np.uint8)
+    assert userdata._images(signal, "x").shape == signal.shape
+    for shape in ((2, 32, 32, 3), (2, 480, 640, 3), (2, 28, 28, 1)):
+        with pytest.raises(InputError, match="looks like"):
+            userdata._images(np.zeros(shape, np.uint8), "x")

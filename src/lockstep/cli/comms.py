@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lockstep.cli.numbers import real, whole
 from lockstep.cli.output import console, json_option, note, print_json, print_table, styled
 
 if TYPE_CHECKING:
@@ -30,18 +31,18 @@ Exit codes: 0 measured, 2 wrong input, 3 a result was WRONG or nothing could be 
 
 
 @click.command("comms", epilog=EPILOG)
-@click.option("--ranks", type=click.IntRange(2), multiple=True, default=(2,), help="Number of ranks; may be repeated.")
+@click.option("--ranks", type=whole(2, 1024), multiple=True, default=(2,), help="Number of ranks; may be repeated.")
 @click.option(
     "--backend", "backends", multiple=True, help="Only this backend; may be repeated. Unstated: all there are."
 )
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option("--collective", "collectives", multiple=True, help="Only this collective; may be repeated.")
-@click.option("--max-bytes", type=int, help="Largest message. Unstated: 64 MiB.")
+@click.option("--max-bytes", type=whole(1), help="Largest message. Unstated: 64 MiB.")
 @click.option("--quick", is_flag=True, help="Four sizes up to 1 MiB and short rounds: seconds instead of minutes.")
-@click.option("--rounds", type=click.IntRange(1), help="Rounds over all cells and backends. Unstated: 3, quick 2.")
+@click.option("--rounds", type=whole(1, 100_000), help="Rounds over all cells and backends. Unstated: 3, quick 2.")
 @click.option(
     "--cell-limit",
-    type=click.FloatRange(0.1),
+    type=real(0.1),
     default=20.0,
     show_default=True,
     help="Seconds until a cell counts as hanging.",

@@ -57,8 +57,10 @@ def command(names: tuple[str, ...], baseline: str | None, runs: Path | None, as_
 
 def _is_run(name: str) -> bool:
     """`runs/*` also names the room of the studies and other folders, which are passed over."""
+    from lockstep.reading import is_dir, is_file
+
     path = Path(name)
-    return not path.is_dir() or (path / "run.json").is_file()
+    return not is_dir(path) or is_file(path / "run.json")
 
 
 def print_comparison(document: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lockstep.cli.numbers import real
 from lockstep.cli.output import console, json_option, note, print_json, print_table, styled
 from lockstep.cli.run import runs_option
 
@@ -52,10 +53,8 @@ Findings come with the costliest first. docs/explain.md says how each number com
 @click.option(
     "-q", "--question", "questions", multiple=True, type=click.Choice(QUESTIONS), help="Only this one; can be repeated."
 )
-@click.option(
-    "--accuracy", "target", type=click.FloatRange(0, 1), help="The accuracy that the recommendation is for, 0 to 1."
-)
-@click.option("--seconds", default=12.0, show_default=True, type=click.FloatRange(1, 600), help="How long to measure.")
+@click.option("--accuracy", "target", type=real(0, 1), help="The accuracy that the recommendation is for, 0 to 1.")
+@click.option("--seconds", default=12.0, show_default=True, type=real(1, 600), help="How long to measure.")
 @runs_option
 @json_option
 def command(
@@ -96,13 +95,22 @@ def command(
 def _of_study(study: Any) -> tuple[dict[str, Run], list[Run], dict[str, str]]:
     """One finished run of each cell, by the cell's name; all of the study's runs; and the cells of these."""
     from lockstep.errors import InputError
+    from lockstep.measure.records import damage
     from lockstep.study.gather import of_study
 
     groups = [group for group in of_study(study, study.read()) if group.done]
     if not groups:
         raise InputError(f"study '{study.name}' has no finished run yet: lockstep study run {study.name}")
     runs = [(group.name, each.run) for group in groups for each in group.done]
-    first = {group.name: group.done[0].run for group in groups}
+    first = {}
+    for group in groups:
+        whole = [each.run for each in group.done if not damage(each.run)]
+        if whole:
+            first[group.name] = whole[0]
+        else:
+            note(
+                f"cell '{group.name}' is left out: its run {group.done[0].run.id} is damaged: {damage(group.done[0].run)[0]}"
+            )
     return first, [run for _, run in runs], {run.id: name for name, run in runs}
 
 
@@ -113,16 +121,22 @@ def _peers(run: Run) -> list[Run]:
 
     recipe, root = run.spec().recipe, run.folder.parent
     rows = [row for row in index.rows(root) if row["state"] == "done"]
-    return [Folder(root / row["id"]) for row in rows if (row["model"], row["data"]) == (recipe.model, recipe.data)]
+    same = [Folder(root / row["id"]) for row in rows if (row["model"], row["data"]) == (recipe.model, recipe.data)]
+    # The list remembers what a run looked like when it ended; it may have been damaged since.
+    return [peer for peer in same if peer.status()["state"] == "done"]
 
 
 def _check_ended(run: Run) -> None:
     from lockstep.errors import InputError
+    from lockstep.reading import Damaged
+    from lockstep.run import DAMAGED
 
-    state = run.status()["state"]
-    if state != "done":
+    status = run.status()
+    if status["state"] == DAMAGED:
+        raise Damaged(f"{run.id} is damaged and cannot be explained: {status['cause']}")
+    if status["state"] != "done":
         raise InputError(
-            f"{run.id} is {state}: only a run that has ended well can be explained ('lockstep show' says more)"
+            f"{run.id} is {status['state']}: only a run that has ended well can be explained ('lockstep show' says more)"
         )
 
 
@@ -156,8 +170,12 @@ def _document(label: str, evidence: Evidence, questions: tuple[str, ...]) -> dic
     import msgspec
 
     from lockstep.explain import ANALYZERS, explain
+    from lockstep.measure.records import damage
+    from lockstep.reading import Damaged
 
     run = evidence.run
+    if damaged := damage(run):
+        raise Damaged(f"{run.id} is damaged and cannot be explained: {'; '.join(damaged)}")
     found: list[Finding] = explain(evidence, questions)
     return {
         "run": run.id,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lockstep.cli.numbers import whole
 from lockstep.cli.output import console, json_option, note, print_json, print_table
 
 if TYPE_CHECKING:
@@ -44,9 +45,9 @@ def command() -> None:
     metavar="IN-OUT-SIZE[-1x1|-5x5][-pool][-first][-last]",
     help="Only this layer; may be repeated.",
 )
-@click.option("--batch", "batches", type=click.IntRange(1), multiple=True, help="Unstated: 1, 32, 128 and 256.")
-@click.option("--threads", type=click.IntRange(1), multiple=True, help="Unstated: 1 and all cores.")
-@click.option("--rounds", type=click.IntRange(1), help="Rounds over all ways. Unstated: 7, quick 3.")
+@click.option("--batch", "batches", type=whole(1, 1 << 20), multiple=True, help="Unstated: 1, 32, 128 and 256.")
+@click.option("--threads", type=whole(1, 10_000), multiple=True, help="Unstated: 1 and all cores.")
+@click.option("--rounds", type=whole(1, 100_000), help="Rounds over all ways. Unstated: 7, quick 3.")
 @click.option("--quick", is_flag=True, help="Batch 32, one thread, short rounds.")
 @click.option("--compile", "compiled", is_flag=True, help="torch.compile too, which takes a minute for each layer.")
 @click.option("--brief", is_flag=True, help="Only PyTorch's operators as they are, and ours.")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lockstep.cli.numbers import real, whole
 from lockstep.cli.output import console, json_option, note, print_json, print_table, styled
 from lockstep.cli.run import data_root_option, read_words, runs_option
 
@@ -35,9 +36,9 @@ Exit codes: 0 done, 2 wrong input, 3 a measurement failed.
 @click.argument("words", nargs=-1, metavar="[RUN | RECIPE.toml] [KEY=VALUE]...")
 @click.option("--ranks", help="Rank counts, for example 2,4,8,…,1024. Unstated: powers of two.")
 @click.option("--link", help="Between hosts: rate and one-way delay, for example 25gbit,10us.")
-@click.option("--batch", type=click.IntRange(1), help="Another global batch; with --weak, that of one rank.")
+@click.option("--batch", type=whole(1), help="Another global batch; with --weak, that of one rank.")
 @click.option("--weak", is_flag=True, help="Keep the batch per rank, not the global batch.")
-@click.option("--every", type=click.IntRange(1), metavar="H", help="Local SGD: average weights every H steps.")
+@click.option("--every", type=whole(1), metavar="H", help="Local SGD: average weights every H steps.")
 @click.option(
     "--algorithm",
     type=click.Choice(["auto", "ring", "tree", "hierarchical"]),
@@ -45,12 +46,10 @@ Exit codes: 0 done, 2 wrong input, 3 a measurement failed.
     show_default=True,
     help="How the ranks exchange; auto: as the backend does.",
 )
-@click.option("--per-host", type=click.IntRange(1), help="Ranks on one host. Unstated: as many as the run had.")
+@click.option("--per-host", type=whole(1), help="Ranks on one host. Unstated: as many as the run had.")
 @click.option("--measure", is_flag=True, help="Fit on this machine now, also where there is a fit.")
 @click.option("--replay", is_flag=True, help="Also replay the step event by event.")
-@click.option(
-    "--straggler", type=click.FloatRange(1), default=1.5, show_default=True, help="--replay: how slow one rank is."
-)
+@click.option("--straggler", type=real(1, 1e6), default=1.5, show_default=True, help="--replay: how slow one rank is.")
 @click.option("--check", is_flag=True, help="Compare predictions with held-out runs on this machine (minutes).")
 @click.option("--quick", is_flag=True, help="--check: three runs of one net.")
 @runs_option

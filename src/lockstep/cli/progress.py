@@ -7,6 +7,7 @@ import sys
 import time
 from contextlib import suppress
 
+from lockstep import shapes
 from lockstep.placement import ranks_per_host
 from lockstep.run import Run, Spec, read_json
 from lockstep.ways import ROUND_FILE
@@ -41,7 +42,7 @@ class ProgressLine:
                 f"{tested}{record['images_per_second']:,.0f} images/s  {record['train_seconds']:.1f} s"
             )
         self._epochs_shown = len(epochs)
-        beat = read_json(run.rank_folder(0) / "status.json")
+        beat = read_json(run.rank_folder(0) / "status.json", shapes.Beat)
         text = (
             self._text(beat, spec) if beat and "epoch" in beat else f"{self._label}starting {spec.plan.ranks} rank(s) …"
         )
@@ -108,7 +109,7 @@ class ProbeLine:
         self._tty, self._label, self._shown = sys.stderr.isatty(), label, 0.0
 
     def __call__(self, run: Run, spec: Spec) -> None:
-        beat = read_json(run.rank_folder(0) / ROUND_FILE) or {}
+        beat = read_json(run.rank_folder(0) / ROUND_FILE, shapes.Round) or {}
         text = f"round {beat['round']}/{beat['rounds']}" if "round" in beat else f"starting {spec.plan.ranks} rank(s) …"
         if self._tty:
             sys.stderr.write(f"\r\x1b[2K{self._label}: {text}")

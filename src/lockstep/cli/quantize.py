@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from lockstep.cli.numbers import whole
 from lockstep.cli.output import console, json_option, note, print_json, print_table, styled
 from lockstep.cli.run import data_root_option, runs_option
 from lockstep.quantize import tables
@@ -59,7 +60,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> list[int
 @click.option(
     "--bits", type=click.Choice(["7", "8"]), default="7", show_default=True, help="Of inputs; 8 needs a CPU with VNNI."
 )
-@click.option("--calibrate", type=click.IntRange(min=1), help="static: so many images (1,024, or all there are).")
+@click.option("--calibrate", type=whole(1), help="static: so many images (1,024, or all there are).")
 @click.option(
     "--epochs", type=click.IntRange(1, 100), default=1, show_default=True, help="qat of a run trained without it."
 )

@@ -9,6 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from lockstep.cli.numbers import real, whole
 from lockstep.cli.output import json_option, note, print_json
 
 EPILOG = """\b
@@ -88,18 +89,18 @@ def split_script(words: tuple[str, ...]) -> tuple[tuple[str, ...], str | None, l
 @click.option(
     "--time-limit",
     "time_limit_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=real(0, open_=True),
     help="Stop all ranks after so many seconds.",
 )
-@click.option("--checkpoint-every", type=click.IntRange(min=1), help="Keep a checkpoint every so many epochs.")
-@click.option("--checkpoint-steps", type=click.IntRange(min=1), help="Keep one every so many steps, too.")
-@click.option("--keep", "keep_checkpoints", type=click.IntRange(min=1), default=2, show_default=True, help="How many.")
+@click.option("--checkpoint-every", type=whole(1), help="Keep a checkpoint every so many epochs.")
+@click.option("--checkpoint-steps", type=whole(1), help="Keep one every so many steps, too.")
+@click.option("--keep", "keep_checkpoints", type=whole(1), default=2, show_default=True, help="How many.")
 @click.option("--resume", metavar="RUN", help="Go on from the last checkpoint of a run, in a folder of its own.")
 @click.option("--trace", type=click.IntRange(1, 1000), help="Keep the timeline of so many steps after warm-up.")
 @click.option(
     "--profile", type=click.IntRange(1, 100), help="Let torch's profiler look at so many steps: a table of operators."
 )
-@click.option("--host-index", type=click.IntRange(min=0), help="With hosts=N: which of them this one is, 0 to N-1.")
+@click.option("--host-index", type=whole(0, 100_000), help="With hosts=N: which of them this one is, 0 to N-1.")
 @click.option("--dry-run", is_flag=True, help="Show what would run, and start nothing.")
 @click.option("--quiet", is_flag=True, help="No progress.")
 @json_option

@@ -7,11 +7,13 @@ from typing import Any
 
 import click
 
+from lockstep import shapes
 from lockstep.cli.output import console, json_option, print_json, print_table, styled
 from lockstep.cli.plot import plot_option, print_run_plots, wanted
 from lockstep.cli.run import runs_option
 from lockstep.errors import InputError
-from lockstep.run import Run, read_json, runs_root
+from lockstep.reading import Damaged, read_record
+from lockstep.run import DAMAGED, Run, runs_root
 
 # Lines of the table of operators.
 MOST_OPERATORS = 25
@@ -47,7 +49,10 @@ def _operators(run: Run, as_json: bool) -> None:
     """What `lockstep run --profile` has left; the same columns as in torch's own table, which is beside it as text."""
     from lockstep.measure.profile import OPERATORS
 
-    content = read_json(run.rank_folder(0) / OPERATORS)
+    try:
+        content = read_record(run.rank_folder(0) / OPERATORS, shapes.Operators)
+    except Damaged as error:
+        raise Damaged(f"run {run.id} is damaged: ranks/0000/{error}") from None
     if content is None:
         raise InputError(f"run {run.id} has no table of operators: run it again with --profile 5")
     if as_json:
@@ -81,6 +86,7 @@ def document(run: Run) -> dict[str, Any]:
     import msgspec
 
     from lockstep.measure.phases import step_phases
+    from lockstep.measure.records import damage
 
     spec, status = run.spec(), run.status()
     return {
@@ -88,12 +94,13 @@ def document(run: Run) -> dict[str, Any]:
         "id": run.id,
         **status,
         **(run.summary() or {}),
+        "damaged": [*run.damage(), *damage(run)],
         "epochs": run.epochs(),
         "plan": msgspec.to_builtins(spec.plan),
         "recipe": msgspec.to_builtins(spec.recipe),
         "placement": msgspec.to_builtins(spec.placement),
         "phases": step_phases(run),
-        "ranks": [{"epochs": run.epochs(rank), **beat} for rank, beat in enumerate(run.rank_statuses())],
+        "ranks": [{"epochs": run.epochs(beat["rank"]), **beat} for beat in run.rank_statuses()],
         "model_notes": {kind: run.model_notes(kind) for kind in ("remarks", "cautions")},
         "environment": run.environment(),
         "command": spec.command,
@@ -103,6 +110,7 @@ def document(run: Run) -> dict[str, Any]:
 
 def print_run(run: Run, ranks: bool, plot: bool = False) -> None:
     from lockstep.measure.phases import phases_line, step_phases
+    from lockstep.measure.records import damage
     from lockstep.placement import changes_mathematics, unknown_mathematics
 
     spec, status, summary = run.spec(), run.status(), run.summary()
@@ -129,13 +137,13 @@ def print_run(run: Run, ranks: bool, plot: bool = False) -> None:
             [
                 [
                     f"{e['epoch']} (part)" if e.get("partial") else str(e["epoch"]),
-                    number(e["train_loss"], ".4f"),
-                    number(e["train_accuracy"], ".2%"),
-                    number(e["test_loss"], ".4f"),
-                    number(e["test_accuracy"], ".2%"),
-                    f"{e['train_seconds']:.2f}",
-                    f"{e['eval_seconds']:.2f}",
-                    f"{e['images_per_second']:,.0f}",
+                    number(e.get("train_loss"), ".4f"),
+                    number(e.get("train_accuracy"), ".2%"),
+                    number(e.get("test_loss"), ".4f"),
+                    number(e.get("test_accuracy"), ".2%"),
+                    number(e.get("train_seconds"), ".2f"),
+                    number(e.get("eval_seconds"), ".2f"),
+                    number(e.get("images_per_second"), ",.0f"),
                 ]
                 for e in epochs
             ],
@@ -147,12 +155,14 @@ def print_run(run: Run, ranks: bool, plot: bool = False) -> None:
     if summary:
         out.print(styled(f"memory: {memory_text(summary)} peak growth a rank; ", _agreement(summary, spec.plan.ranks)))
         if summary.get("stopped_by"):
-            out.print(f"stopped by {summary['stopped_by']} after step {summary['steps']}")
+            out.print(f"stopped by {summary['stopped_by']} after step {summary.get('steps')}")
         for line in (_numbers_line(spec.recipe.precision, summary), _aside_line(summary)):
             if line:
                 out.print(line)
     if ranks:
         _print_ranks(run, spec.plan.ranks)
+    for text in damage(run):
+        out.print(styled(("damaged", "red"), f"  {text}: left out"), soft_wrap=True)
     if plot:
         print_run_plots(run, phases)
     out.print(styled((str(run.folder), "dim")), soft_wrap=True)
@@ -171,12 +181,13 @@ def _numbers_line(precision: str, summary: dict[str, Any]) -> str:
     if not numbers:
         return ""
     scale = ""
-    if "loss_scale" in numbers:
-        scale = f"; {numbers['skipped_steps']} steps skipped for overflow, loss scale now {numbers['loss_scale']:g}"
+    if numbers.get("loss_scale") is not None:
+        scale = f"; {numbers.get('skipped_steps')} steps skipped for overflow, loss scale now {numbers['loss_scale']:g}"
+    kinds = ("gradient_not_finite_share", "gradient_zero_share", "gradient_subnormal_share", "lost_update_share")
+    infinite, zero, subnormal, lost = (number(numbers.get(kind), ".2%") for kind in kinds)
     return (
-        f"{precision}, of {numbers['looks']} steps looked at: {numbers['gradient_not_finite_share']:.2%} of gradients not finite, "
-        f"{numbers['gradient_zero_share']:.2%} zero, {numbers['gradient_subnormal_share']:.2%} subnormal; "
-        f"{numbers['lost_update_share']:.2%} of updates lost to rounding{scale}"
+        f"{precision}, of {numbers.get('looks', '–')} steps looked at: {infinite} of gradients not finite, {zero} zero, "
+        f"{subnormal} subnormal; {lost} of updates lost to rounding{scale}"
     )
 
 
@@ -195,13 +206,15 @@ def number(value: float | None, form: str) -> str:
 
 
 def _state(status: dict[str, Any]) -> tuple[tuple[str, str], str]:
-    colour = {"done": "green", "failed": "red", "cancelled": "yellow", "stalled": "red"}.get(status["state"], "cyan")
+    colour = {"done": "green", "failed": "red", "cancelled": "yellow", "stalled": "red", DAMAGED: "red"}.get(
+        status["state"], "cyan"
+    )
     cause = f": {status['cause']}" if status.get("cause") else ""
     return (status["state"], colour), cause
 
 
 def memory_text(summary: dict[str, Any]) -> str:
-    known = [value for value in summary["memory_growth_bytes"] if value is not None]
+    known = [value for value in summary.get("memory_growth_bytes", ()) if value is not None]
     return f"{max(known) / 1e6:.1f} MB" if known else "unknown"
 
 
@@ -210,7 +223,9 @@ def _agreement(summary: dict[str, Any], ranks: int) -> str | tuple[str, str]:
         return "one rank"
     return (
         "all ranks ended with the same weights"
-        if summary["ranks_agree"]
+        if summary.get("ranks_agree")
+        else "whether the ranks agree is not known"
+        if summary.get("ranks_agree") is None
         else ("the ranks ended with DIFFERENT weights", "red")
     )
 
@@ -227,7 +242,7 @@ def _print_ranks(run: Run, ranks: int) -> None:
                 str(rank),
                 number(last.get("train_loss"), ".4f"),
                 number(last.get("train_accuracy"), ".2%"),
-                f"{sum(e['train_seconds'] for e in epochs):.2f}" if epochs else "–",
+                f"{sum(e.get('train_seconds') or 0.0 for e in epochs):.2f}" if epochs else "–",
                 *(
                     f"{phases[name] / 1e3:.0f}" if phases else "–"
                     for name in ("data", "forward", "backward", "exchange", "optimizer", "other", "total")

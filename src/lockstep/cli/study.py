@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lockstep.cli.numbers import whole
 from lockstep.cli.output import json_option, note, print_json, print_table
 from lockstep.cli.plot import plot_option, print_study_plots, wanted
 from lockstep.cli.run import complete_key, data_root_option, runs_option
@@ -43,7 +44,7 @@ def command() -> None:
 @click.argument("name", metavar="FILE|NAME")
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete_key)
 @click.option("--quick", is_flag=True, help="The study's own small version: minutes on two cores.")
-@click.option("--repeats", type=click.IntRange(1), help="Runs of every cell; more of them go on where the study was.")
+@click.option("--repeats", type=whole(1, 10_000), help="Runs of every cell; more of them go on where the study was.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and how long it takes, and start nothing.")
 @click.option("--retry-failed", "again", is_flag=True, help="Run again what failed.")
 @runs_option
@@ -184,6 +185,7 @@ def _print_plan(planned: Planned, document: dict[str, Any]) -> None:
 @json_option
 def list_(runs: Path | None, as_json: bool) -> None:
     """List the built-in studies, and those that were begun here."""
+    from lockstep.reading import Damaged
     from lockstep.study import builtin
     from lockstep.study.folder import list_studies
     from lockstep.study.plan import outcome
@@ -204,8 +206,13 @@ def list_(runs: Path | None, as_json: bool) -> None:
             }
         )
     for folder in list_studies(runs):
-        planned = folder.read()
-        there = folder.runs_of(planned.items)
+        try:
+            planned = folder.read()
+            there = folder.runs_of(planned.items)
+        except Damaged as error:
+            damaged = {"cells": None, "runs": "damaged", "from": "", "about": str(error)}
+            rows.append({"study": folder.name, "kind": "begun", **damaged})
+            continue
         done = sum(outcome(there.get(item.digest)) == "done" for item in planned.items)
         rows.append(
             {
@@ -222,7 +229,7 @@ def list_(runs: Path | None, as_json: bool) -> None:
         return
     print_table(
         ["study", "", "cells", "runs", "from", "about"],
-        [[str(value) for value in row.values()] for row in rows],
+        [["–" if value is None else str(value) for value in row.values()] for row in rows],
         right=(2,),
     )
 

@@ -17,7 +17,7 @@ from lockstep.dashboard.listing import Listing
 from lockstep.dashboard.maker import Asked
 from lockstep.dashboard.security import Refused, check_folder
 from lockstep.process import PARENT
-from lockstep.run import ENDED
+from lockstep.run import OVER
 from lockstep.ways import BESIDE
 
 MOST_RUNS = 50
@@ -47,7 +47,7 @@ class Documents:
         runs = [self._listing.run(name) for name in names]
         for run in runs:
             check_folder(self._listing.root, run.folder)
-        ended = all(run.status()["state"] in ENDED for run in runs)
+        ended = all(run.status()["state"] in OVER for run in runs)
         folders = [run.folder for run in runs]
         asked = Asked(runs=[str(folder) for folder in folders], live=len(runs) == 1 and not ended)
         return Made(self._made(asked, _stamp(folders) if ended else None), asked.live)
@@ -59,7 +59,7 @@ class Documents:
         for run in runs:
             self._listing.run(run.id)  # a link to a folder elsewhere is in no list
             check_folder(self._listing.root, run.folder)
-        ended = all(run.status()["state"] in ENDED for run in runs)
+        ended = all(run.status()["state"] in OVER for run in runs)
         files = [path for path in folder.path.iterdir() if path.is_file()]
         stamp = _stamp([*files, *(run.folder for run in runs)]) if ended else None
         return Made(self._made(Asked(study=str(folder.path)), stamp))

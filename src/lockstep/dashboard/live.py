@@ -13,7 +13,7 @@ from lockstep.dashboard.tail import Records, Text
 from lockstep.report.curves import thin, values
 from lockstep.report.phases import MOST_RANKS
 from lockstep.report.views import Axis, Bars, Lines, Numbers, Series, short, shorts
-from lockstep.run import ENDED, Run, Spec
+from lockstep.run import OVER, Run, Spec
 
 # The plots that are drawn live, in this order; the report of a run that goes on leaves them out.
 LIVE_PLOTS = ("loss-by-step", "step", "accuracy", "loss")
@@ -41,7 +41,7 @@ class LiveRun:
     def look(self) -> list[Event]:
         # The state first: what a run has written before it ended is then read once more after it.
         state = self.state()
-        self._live = self._live or state["state"] not in ENDED
+        self._live = self._live or state["state"] not in OVER
         found: list[Event] = []
         if state != self._state:
             self._state = state
@@ -51,7 +51,7 @@ class LiveRun:
         text = self._log.look()
         if text:
             found.append(("log", {"rank": self._log_rank, "text": text[0], "again": text[1]}))
-        if state["state"] in ENDED:
+        if state["state"] in OVER:
             found.append(("ended", {"state": state["state"]}))
         return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -49,7 +50,33 @@ class Answer:
     headers: dict[str, str] = field(default_factory=dict)
 
 
-Stream = Generator[list[Event], None, None]
+Events = Generator[list[Event], None, None]
+
+
+class Stream:
+    """Events for one page, with its permit. Closing gives the permit back, also where nobody has asked for a single event: a generator
+    that was never begun would not get to its end."""
+
+    def __init__(self, permits: threading.BoundedSemaphore, events: Events) -> None:
+        if not permits.acquire(blocking=False):
+            raise Refused(503, f"more than {MOST_STREAMS} pages are open")
+        self._permits, self._events, self._open = permits, events, True
+        try:
+            # The first events are made before the answer begins, so that an error is an error.
+            self._first: list[list[Event]] = [next(events)]
+        except BaseException:
+            self.close()
+            raise
+
+    def __iter__(self) -> Iterator[list[Event]]:
+        yield from self._first
+        yield from self._events
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._permits.release()
+            self._events.close()
 
 
 class App:
@@ -69,7 +96,7 @@ class App:
             "/api/runs": lambda request: _json(self._view(request)),
             "/api/report": self._report,
         }
-        self._follows: dict[str, Callable[[Request], Stream]] = {
+        self._follows: dict[str, Callable[[Request], Events]] = {
             "/events/list": self._list_events,
             "/events/run": self._run_events,
             "/events/study": self._study_events,
@@ -98,7 +125,7 @@ class App:
                 raise Refused(401, "open the address that 'lockstep dashboard' printed")
             return Answer(assets.page("Lockstep dashboard", "enter.js", {}), status=401)
         if request.path in self._follows:
-            return self._counted(self._follows[request.path](request))
+            return Stream(self._streams, self._follows[request.path](request))
         return self._pages[request.path](request)
 
     def _change(self, request: Request) -> Answer:
@@ -138,30 +165,12 @@ class App:
 
     # ---------------------------------------------------------------- streams
 
-    def _counted(self, stream: Stream) -> Stream:
-        """The first events are made before the answer begins, so that an error is an error."""
-        if not self._streams.acquire(blocking=False):
-            raise Refused(503, f"more than {MOST_STREAMS} pages are open")
-        try:
-            first = next(stream)
-        except BaseException:
-            self._streams.release()
-            raise
-        return self._rest(first, stream)
-
-    def _rest(self, first: list[Event], stream: Stream) -> Stream:
-        try:
-            yield first
-            yield from stream
-        finally:
-            self._streams.release()
-
     def _ticks(self, seconds: float) -> Iterator[None]:
         yield None
         while not self.ending.wait(seconds):
             yield None
 
-    def _list_events(self, request: Request) -> Stream:
+    def _list_events(self, request: Request) -> Events:
         before: Any = None
         for _ in self._ticks(LIST_TICK_S):
             view = self._view(request)
@@ -169,12 +178,12 @@ class App:
             yield [("list", {**view, "now": now})] if view != before else []
             before = view
 
-    def _run_events(self, request: Request) -> Stream:
+    def _run_events(self, request: Request) -> Events:
         run = self._listing.run(request.one("id"))
         check_folder(self._listing.root, run.folder)
         spec = _spec(run)
         rank = request.one("rank") or "0"
-        if not rank.isascii() or not rank.isdigit() or int(rank[:9]) >= spec.plan.ranks:
+        if not re.fullmatch("[0-9]{1,9}", rank) or int(rank) >= spec.plan.ranks:
             raise Refused(400, f"rank: 0 to {spec.plan.ranks - 1}")
         live = LiveRun(self._listing.root, run, spec, int(rank))
         for _ in self._ticks(TICK_S):
@@ -183,7 +192,7 @@ class App:
             if events and events[-1][0] == "ended":
                 return
 
-    def _study_events(self, request: Request) -> Stream:
+    def _study_events(self, request: Request) -> Events:
         name = self._listing.study(request.one("id")).name
         before: Any = None
         for _ in self._ticks(LIST_TICK_S):
@@ -199,7 +208,7 @@ class App:
     def _stop(self, request: Request) -> Answer:
         try:
             name = msgspec.json.decode(request.body, type=dict[str, str]).get("id", "")
-        except msgspec.DecodeError:
+        except (ValueError, RecursionError):  # not JSON, or not UTF-8, or nested without end
             raise Refused(400, 'send {"id": "the run"}') from None
         run = self._listing.run(name)
         check_folder(self._listing.root, run.folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import socketserver
 import sys
@@ -36,12 +37,13 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(b"")
 
     def do_POST(self) -> None:
-        length = self.headers.get("Content-Length", "")
-        if not length.isascii() or not length.isdigit() or int(length[:9]) > MOST_BODY:
+        # One length, of as many digits as the limit has: neither zeros before it nor a second one get past the limit.
+        lengths = self.headers.get_all("Content-Length", [])
+        if len(lengths) != 1 or not re.fullmatch("[0-9]{1,4}", lengths[0]) or int(lengths[0]) > MOST_BODY:
             self.rfile.read1(1 << 16)  # what is not read would cut off our answer
             self._refuse(Refused(413, f"send a body of at most {MOST_BODY} bytes, with its length"))
             return
-        self._answer(self.rfile.read(int(length)))
+        self._answer(self.rfile.read(int(lengths[0])))
 
     def _answer(self, body: bytes) -> None:
         try:
@@ -133,7 +135,7 @@ class Server(ThreadingHTTPServer):
         try:
             self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
             super().__init__((host, port), Handler)
-        except (OSError, OverflowError) as error:
+        except (OSError, OverflowError, UnicodeError) as error:
             raise InputError(_why(host, port, error)) from None
         self.app = App(root, Guard(host, self.server_port))
 
@@ -165,7 +167,7 @@ class Server(ThreadingHTTPServer):
 
 
 def _why(host: str, port: int, error: Exception) -> str:
-    if isinstance(error, socket.gaierror):
+    if isinstance(error, socket.gaierror | UnicodeError):
         return f"--host {host}: no such address"
     if isinstance(error, OverflowError):
         return f"--port {port}: from 0 to 65535"

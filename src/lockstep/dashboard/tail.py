@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import codecs
-import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from lockstep import shapes
 from lockstep.dashboard.security import read_at
+from lockstep.reading import Damaged, checked
 
 MOST_BYTES = 1 << 20
 TAIL_BYTES = 64 << 10
@@ -43,11 +45,8 @@ class Records:
         return True
 
     def _add(self, line: bytes) -> None:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            return
-        if isinstance(record, dict) and isinstance(record.get("epoch"), int):
+        with suppress(Damaged):
+            record = checked(line, shapes.Epoch, self._path.name)
             self.epochs[record["epoch"]] = record
 
 

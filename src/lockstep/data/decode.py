@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import lzma
 import struct
 import tarfile
 import zlib
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 20
 # A pickled batch of CIFAR-10 is 31 MB, a picture of one 23 MB; anything much larger is something else.
 _LARGEST_FILE = 128 << 20
+# A data set has a dozen files of 200 MB in all, gzipped in one piece. A small archive that unpacks to far more is meant to hold us up.
+_MOST_MEMBERS = 10_000
+_LARGEST_ARCHIVE = 2 << 30
+_LONGEST_HEADER = 1 << 20
+_MOST_GZIP_MEMBERS = 1000
 
 
 class Rejected(Exception):
@@ -90,8 +96,12 @@ def members(stream: io.BufferedIOBase, wanted: set[str]) -> Iterator[tuple[str, 
     archive of a data set has them.
     """
     try:
-        with tarfile.open(fileobj=stream, mode="r:*") as archive:
-            for member in archive:
+        with tarfile.open(fileobj=stream, mode="r:*", tarinfo=_Member) as archive:
+            whole = 0
+            for number, member in enumerate(archive):
+                whole += member.size
+                if number >= _MOST_MEMBERS or whole > _LARGEST_ARCHIVE:
+                    raise Rejected("an archive of far more than a data set")
                 steps = member.name.split("/")
                 if not member.isreg() or member.name.startswith("/") or ".." in steps or steps[-1] not in wanted:
                     continue
@@ -102,8 +112,20 @@ def members(stream: io.BufferedIOBase, wanted: set[str]) -> Iterator[tuple[str, 
                 if len(content) != member.size:
                     raise Rejected(f"truncated in {member.name}")
                 yield steps[-1], content
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError, ValueError, OverflowError) as error:
         raise Rejected(f"truncated or damaged archive ({error})") from None
+    except RecursionError:  # each long name may be followed by another one
+        raise Rejected("damaged archive (a chain of long names)") from None
+
+
+class _Member(tarfile.TarInfo):
+    """Headers that hold names are read into memory as a whole, however long they say that they are: not without a limit."""
+
+    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        if not self.isreg() and self.size > _LONGEST_HEADER and self.type not in (tarfile.LNKTYPE, tarfile.SYMTYPE):
+            raise tarfile.ReadError("a header of megabytes")
+        member: tarfile.TarInfo = super()._proc_member(archive)  # type: ignore[misc]
+        return member
 
 
 def picture_rows(png: bytes, labels: bytes) -> bytes:
@@ -116,7 +138,7 @@ def picture_rows(png: bytes, labels: bytes) -> bytes:
             if picture.size != (1024, len(labels)) or picture.mode != "RGB":
                 raise Rejected(f"unexpected picture: {picture.size}, {picture.mode}")
             pixels = np.asarray(picture)
-    except (OSError, SyntaxError, ValueError) as error:
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise Rejected(f"damaged picture ({error})") from None
     batch = np.empty((len(labels), 3073), np.uint8)
     batch[:, 0] = np.frombuffer(labels, np.uint8)
@@ -131,7 +153,7 @@ def label_list(text: bytes) -> bytes:
         if not isinstance(values, list):  # bytes(5) would be five zeros
             raise Rejected("not a list of labels")
         return bytes(values)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise Rejected(f"not a list of labels ({error})") from None
 
 
@@ -205,7 +227,11 @@ def _gunzip(raw: bytes, size: int) -> bytes:
     """Unpack at most a little more than the part should have: a small file must not fill the memory."""
     out = bytearray()
     rest = raw
+    members = 0
     while rest:
+        members += 1
+        if members > _MOST_GZIP_MEMBERS:  # each is copied out of the rest: a million of them would take hours
+            raise Rejected(f"a gzip file of more than {_MOST_GZIP_MEMBERS} members")
         unpacker = zlib.decompressobj(wbits=31)
         try:
             out += unpacker.decompress(rest, size + _CHUNK - len(out))

@@ -30,9 +30,10 @@ _HOPELESS = {errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EA
 
 @dataclass(frozen=True)
 class Patience:
-    """How long to insist. Only attempts that brought nothing count, so a slow, unsteady line gets through."""
+    """How long to insist. Only attempts that got no further than any before count, so a slow, unsteady line gets through."""
 
     attempts: int = 4
+    most: int = 200  # attempts in all, however little each brings
     backoff: float = 0.5  # seconds before the second attempt; doubles each time
     timeout: float = 20.0  # seconds without a byte
 
@@ -53,16 +54,18 @@ def download(url: str, target: Path, voice: Voice, patience: Patience) -> bool:
     """Fetch `url` into `target`; returns whether it went on from an earlier part."""
     part = part_of(url, target)
     resumed = part.exists() and part.stat().st_size > 0
-    failures = 0
+    failures, attempts, furthest = 0, 0, _size(part)
     while True:
-        before = _size(part)
         try:
             _attempt(url, part, voice, patience)
             break
         except _Again as error:
-            failures = 1 if _size(part) > before else failures + 1
-            if failures >= patience.attempts:
-                raise Unreachable(f"{error} (after {failures} attempts)") from None
+            # A server that begins anew each time may be cut here and there in turns: that is no progress.
+            attempts += 1
+            failures = 1 if _size(part) > furthest else failures + 1
+            furthest = max(furthest, _size(part))
+            if failures >= patience.attempts or attempts >= patience.most:
+                raise Unreachable(f"{error} (after {attempts} attempts)") from None
             voice.note(f"{url}: {error}; trying again")
             time.sleep(patience.backoff * 2 ** (failures - 1))
         resumed = resumed or _size(part) > 0
@@ -99,7 +102,7 @@ def _receive(response: Any, url: str, part: Path, have: int, voice: Voice) -> No
     if response.status != 206 or _range_start(response) != have:
         have = 0
     length = response.headers.get("Content-Length")
-    total = have + int(length) if length and length.isdigit() else None
+    total = have + int(length) if re.fullmatch("[0-9]{1,15}", length or "") else None
     if total is not None and total > _LARGEST:
         raise Unreachable(f"{total:,} bytes, far too large")
     with _open(part, have) as stream:

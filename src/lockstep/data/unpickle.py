@@ -43,6 +43,8 @@ class _Array:
         _, shape, dtype, fortran, content = state
         if not isinstance(dtype, _Dtype):
             raise Rejected("array of an unknown type")
+        if not isinstance(content, bytes | bytearray):  # of a number, bytes() would make as many zeros
+            raise Rejected("array without bytes")
         self.shape, self.content, self.fortran = tuple(shape), bytes(content), bool(fortran)
 
 

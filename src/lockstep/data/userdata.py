@@ -117,9 +117,16 @@ def _images(value: Any, label: str) -> NDArray[np.uint8]:
         array = array[:, None]
     if array.ndim != 4:
         raise InputError(f"{label} has shape {array.shape}; give (N, C, H, W) or (N, H, W)")
-    if array.shape[-1] in (1, 3) and array.shape[1] not in (1, 3):
+    if _looks_channels_last(array.shape):
         raise InputError(f"{label} has shape {array.shape}, which looks like (N, H, W, C); give (N, C, H, W)")
     return array
+
+
+def _looks_channels_last(shape: tuple[int, ...]) -> bool:
+    """One or three channels at the end, and before them the height and width of a picture; a long strip, as (N, 12, 500, 1), is none: that
+    is 12 channels of a signal."""
+    _, height, width, channels = shape
+    return channels in (1, 3) and height not in (1, 3) and max(height, width) <= 4 * min(height, width)
 
 
 def _labels(value: Any, label: str) -> NDArray[Any]:

@@ -102,7 +102,7 @@ def _noise(accuracy: float, spread: float | None, samples: int, runs: int) -> fl
 def checklist(evidence: Evidence) -> list[Check]:
     spec = evidence.spec
     recipe, plan, placement = spec.recipe, spec.plan, spec.placement
-    seen = [epoch["samples"] for epoch in evidence.epochs]
+    seen = [epoch["samples"] for epoch in evidence.epochs if epoch.get("samples") is not None]
     whole = [count for count in seen[:-1] if count != plan.train_samples] if seen else []
     tests = {epoch["test_samples"] for epoch in evidence.epochs if epoch.get("test_samples") is not None}
     mathematics = changes_mathematics(placement, recipe)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lockstep import shapes
 from lockstep.explain.evidence import Evidence
 from lockstep.explain.finding import Finding
 from lockstep.explain.words import ms, percent
@@ -89,11 +90,13 @@ def _window(step: TracedStep) -> float:
 def from_ddp(evidence: Evidence) -> Seen | None:
     """DDP's own logging data, as every rank keeps it in its summary."""
     folders = [evidence.run.rank_folder(rank) for rank in range(evidence.spec.plan.ranks)]
-    found = [((read_json(folder / "summary.json") or {}).get("strategy") or {}) for folder in folders]
+    found = [
+        ((read_json(folder / "summary.json", shapes.RankSummary) or {}).get("strategy") or {}) for folder in folders
+    ]
     found = [figures for figures in found if figures.get("avg_backward_comm_time")]
     if not found:
         return None
-    window = float(np.mean([figures.get("avg_backward_compute_comm_overlap_time", 0) for figures in found]))
+    window = float(np.mean([figures.get("avg_backward_compute_comm_overlap_time") or 0.0 for figures in found]))
     whole = float(np.mean([figures["avg_backward_comm_time"] for figures in found]))
     sizes = found[0].get("rebuilt_bucket_sizes") or found[0].get("bucket_sizes") or []
     buckets = [{"bucket": index, "bytes": size} for index, size in enumerate(sizes)]

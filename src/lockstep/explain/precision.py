@@ -135,7 +135,7 @@ def _numbers(summary: dict[str, Any]) -> str:
     if not numbers:
         return ""
     return "; counted: " + ", ".join(
-        f"{key.replace('_', ' ')} {_count(value)}" for key, value in numbers.items() if value is not None
+        f"{key.replace('_', ' ')} {_count(value)}" for key, value in numbers.items() if isinstance(value, int | float)
     )
 
 

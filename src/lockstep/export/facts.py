@@ -54,7 +54,7 @@ def facts(chosen: Chosen) -> Facts:
     """Read from the run's folder; the same for a run that has ended and for one that is under way."""
     run = chosen.run
     spec, status, environment = run.spec(), run.status(), run.environment()
-    ended = float(status["since"]) if status["state"] in ENDED and "since" in status else None
+    ended = float(status["since"]) if status["state"] in ENDED and status.get("since") is not None else None
     curve = [_point(record, spec.created) for record in run.epochs()]
     summary = flatten(run.summary() or {})
     last = curve[-1] if curve else Point(0, 0, spec.created, {})
@@ -85,7 +85,8 @@ def facts(chosen: Chosen) -> Facts:
 
 def _point(record: Mapping[str, Any], created: float) -> Point:
     values = {key: value for key, value in _numbers(record).items() if key not in _PLACES}
-    return Point(record["epoch"], record.get("step", record["epoch"]), record.get("time", created), values)
+    step, at = record.get("step"), record.get("time")
+    return Point(record["epoch"], record["epoch"] if step is None else step, created if at is None else at, values)
 
 
 def _numbers(record: Mapping[str, Any]) -> dict[str, float]:

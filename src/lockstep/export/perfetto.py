@@ -57,7 +57,9 @@ def _traces(run: Run) -> tuple[Traces, list[int]]:
 def merged(traces: Traces) -> dict[str, Any]:
     """All ranks on one time axis that starts at zero."""
     moved = shifts(traces)
-    first = min(event["ts"] + moved[rank] for rank, content in traces.items() for event in spans(content))
+    first = min(
+        (event["ts"] + moved[rank] for rank, content in traces.items() for event in spans(content)), default=0.0
+    )
     events = []
     for rank, content in traces.items():
         for event in content["traceEvents"]:
@@ -114,7 +116,8 @@ def as_kernels(content: Mapping[str, Any]) -> dict[str, Any]:
     Computing is one stream, the exchange another. A backward that was interrupted to start an exchange is several kernels. HTA knows an
     exchange by a name of NCCL's.
     """
-    rank, backend = content["distributedInfo"]["rank"], content["distributedInfo"]["backend"]
+    info = content.get("distributedInfo", {})
+    rank, backend = info.get("rank", 0), info.get("backend", "")
     events: list[dict[str, Any]] = []
 
     def add(name: str, stream: int, intervals: list[Interval]) -> None:
@@ -136,5 +139,5 @@ def as_kernels(content: Mapping[str, Any]) -> dict[str, Any]:
         else:
             add(f"ncclKernel {backend} exchange", 2, step.communicating)
     about = {**content["lockstep"], "note": "a CPU's phases, shown as kernels of a device"}
-    head = {key: content[key] for key in ("schemaVersion", "displayTimeUnit", "distributedInfo")}
+    head = {key: content[key] for key in ("schemaVersion", "displayTimeUnit", "distributedInfo") if key in content}
     return {**head, "lockstep": about, "traceEvents": sorted(events, key=lambda event: float(event["ts"]))}

@@ -40,6 +40,7 @@ from lockstep.run import (
     runs_root,
     write_atomic,
 )
+from lockstep.run import check_name as check_run_name
 from lockstep.settings import checked
 
 # How long a host waits for another one that is making the run folder they share: to see that it does, and until it is done,
@@ -130,8 +131,8 @@ def _draft(
         check_name(recipe.data)
     placement, why_backend = (placement, "") if options.script else choose_backend(recipe, placement)
     recipe, placement = resolve(recipe, placement)
-    if name is not None and (not name or name.startswith(".") or "/" in name or "\0" in name):
-        raise InputError(f"--name {name!r}: a run's name is one plain word, without '/' and not starting with '.'")
+    if name is not None:
+        check_run_name("--name ", name, "run")
     if name == "last":
         raise InputError("--name last: that word stands for the newest run: choose another")
     folder = (runs_root(runs) / (name or new_id(recipe, placement))).absolute()

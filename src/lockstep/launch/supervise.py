@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from lockstep import shapes
 from lockstep.errors import DataError, InputError, LockstepError, RunCancelled, RunFailed
 from lockstep.launch.base import Start
 from lockstep.launch.cores import cores_of
@@ -272,11 +273,11 @@ def _killed(run: Run, watched: list[Watched]) -> Iterator[dict[str, Any]]:
         if w.start.rank is not None and w.ended is not None and w.process.returncode < 0:
             yield {"rank": w.start.rank, "signal": signal.Signals(-w.process.returncode).name, "time": w.ended}
     for path in run.folder.glob("agent-*.json"):
-        for account in (read_json(path) or {}).get("failures", []):
+        for account in (read_json(path, shapes.Agent) or {}).get("failures", []):
             if account["exit_code"] < 0:
                 yield {**account, "signal": signal.Signals(-account["exit_code"]).name}
     for path in run.folder.glob("ranks/*/exit.json"):
-        ended = read_json(path)
+        ended = read_json(path, shapes.Exit)
         if ended:
             yield {**ended, "signal": signal.Signals(-ended["exit_code"]).name}
 

@@ -10,10 +10,15 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from lockstep import shapes
+from lockstep.reading import Damaged, read_file, read_record, read_records
+from lockstep.run import Run
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +42,8 @@ ROW = np.dtype(
 )
 PHASES = ("data", "forward", "backward", "exchange", "optimizer")
 WARMUP_STEPS = 10
+# Ten years of nanoseconds: more is no time of a step, and sums of many would overflow.
+MOST_NS = 10 * 365 * 24 * 3600 * 10**9
 
 _HEAD = struct.Struct("<qiiqqqqqqqq")
 _STEP = struct.Struct("<q")
@@ -104,10 +111,48 @@ class StepLog:
 
 
 def read_steps(path: Path) -> np.ndarray[Any, Any]:
-    """The rows written so far; reserved rows and a last row that was cut off are passed over."""
+    """The rows written so far, none where the file is damaged; reserved rows and a last row that was cut off are passed over."""
     try:
-        data = path.read_bytes()
-    except OSError:
+        return check_steps(path)
+    except Damaged:
         return np.empty(0, dtype=ROW)
+
+
+def check_steps(path: Path) -> np.ndarray[Any, Any]:
+    """The same, but what is damaged is an error."""
+    data = read_file(path) or b""
     rows = np.frombuffer(data[: len(data) - len(data) % ROW.itemsize], dtype=ROW)
-    return rows[rows["step"] > 0]
+    rows = np.asarray(rows[rows["step"] != 0])
+    times = [f"{phase}_ns" for phase in PHASES]
+    if (rows["step"] < 0).any() or (np.diff(rows["step"]) <= 0).any():
+        raise Damaged(f"{path.name}: its steps are not in order")
+    if (rows["total_ns"] <= 0).any() or (rows["samples"] < 0).any():
+        raise Damaged(f"{path.name}: a step that took no time, or fewer samples than none")
+    # Both ways: the clock of a GPU may be a little behind itself.
+    if any(
+        ((rows[name] > MOST_NS) | (rows[name] < -MOST_NS)).any() for name in ("total_ns", "start_ns", "samples", *times)
+    ):
+        raise Damaged(f"{path.name}: a step of years")
+    return rows
+
+
+def damage(run: Run) -> list[str]:
+    """What of the ranks' own files cannot be read, each with the reason."""
+    from lockstep.measure import trace
+
+    kinds: dict[str, Callable[[Path], object]] = {
+        "status.json": lambda path: read_record(path, shapes.Beat),
+        "failure.json": lambda path: read_record(path, shapes.Failure),
+        "summary.json": lambda path: read_record(path, shapes.RankSummary),
+        "epochs.jsonl": lambda path: read_records(path, shapes.Epoch),
+        "steps.bin": check_steps,
+        trace.FILE: trace.check,
+    }
+    found = []
+    for folder in run.rank_folders():
+        for name, read in kinds.items():
+            try:
+                read(folder / name)
+            except Damaged as error:
+                found.append(f"ranks/{folder.name}/{error}")
+    return found

@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from lockstep import shapes
 from lockstep.measure.clock import BACKWARD, EXCHANGE, CpuClock
 from lockstep.measure.records import PHASES, WARMUP_STEPS, StepLog
-from lockstep.run import Run, Spec, read_json
+from lockstep.reading import Damaged, read_record
+from lockstep.run import Run, Spec
 
 FILE = "trace.json"
 FORMAT = 1
@@ -231,9 +233,23 @@ class TracedStep:
 
 def read(run: Run, rank: int) -> dict[str, Any] | None:
     """A rank's trace file, where there is a whole one of a format that is known."""
-    content = read_json(run.rank_folder(rank) / FILE)
-    known = content is not None and (content.get("lockstep") or {}).get("format") == FORMAT
-    return content if known else None
+    try:
+        return check(run.rank_folder(rank) / FILE)
+    except Damaged:
+        return None
+
+
+def check(path: Path) -> dict[str, Any] | None:
+    """A trace file as above; where it is damaged, the error says how."""
+    content = read_record(path, shapes.TraceFile)
+    if content is None or content["lockstep"].get("format") != FORMAT:
+        return None
+    try:
+        msgspec.convert(list(spans(content)), list[shapes.Span])
+        msgspec.convert([event["args"] for event in spans(content) if event["cat"] == "exchange"], list[shapes.Bucket])
+    except msgspec.ValidationError as error:
+        raise Damaged(f"{path.name}: {error}") from None
+    return content
 
 
 def traced_steps(content: Mapping[str, Any]) -> dict[int, TracedStep]:

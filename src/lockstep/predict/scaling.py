@@ -48,6 +48,9 @@ class Row:
     reason: str = ""
 
 
+MOST_ROWS = 200
+
+
 def asked_ranks(text: str) -> list[int]:
     """`2,4,8,…,1024`: numbers, and dots for going on by the same factor until the next one."""
     found: list[int] = []
@@ -58,12 +61,16 @@ def asked_ranks(text: str) -> list[int]:
                 raise InputError(f"--ranks {text}: dots need two rising numbers before them, for example 2,4,…,64")
             dots = True
             continue
-        if not word.isdigit() or not 1 <= int(word) <= MOST_RANKS:
+        if not re.fullmatch("[0-9]{1,9}", word) or not 1 <= int(word) <= MOST_RANKS:
             raise InputError(f"--ranks {text}: '{word}' is not a number of ranks from 1 to {MOST_RANKS:,}")
         if dots:
             factor = found[-1] / found[-2]
             while (following := round(found[-1] * factor)) < int(word):
                 found.append(following)
+                if len(found) > MOST_ROWS:
+                    raise InputError(
+                        f"--ranks {text}: that is more than {MOST_ROWS} numbers of ranks; take larger steps"
+                    )
             dots = False
         found.append(int(word))
     if dots:

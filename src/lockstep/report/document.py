@@ -8,10 +8,12 @@ from importlib.metadata import version
 
 import msgspec
 
+from lockstep.measure.records import damage
 from lockstep.report import cells, curves, exchange, findings, setup, speed, steps, timeline
 from lockstep.report.subject import Subject
 from lockstep.report.units import text
 from lockstep.report.views import AnyChart, Part, Report
+from lockstep.run import DAMAGED
 
 
 def report(subjects: Sequence[Subject]) -> Report:
@@ -36,7 +38,7 @@ def part(subject: Subject) -> Part:
         facts=run_facts(subject) if subject.kind == "run" else cell_facts(subject),
         headlines=cells.headlines(subject),
         findings=findings.findings(subject),
-        notes=[*subject.comparison["fairness"], *_stability(subject)],
+        notes=[*_damaged(subject), *subject.comparison["fairness"], *_stability(subject)],
         table=cells.table(subject),
         published=cells.published(subject),
         charts=charts,
@@ -82,7 +84,7 @@ def run_facts(subject: Subject) -> Facts:
         ("speed", text(summary.get("images_per_second"), "rate")),
         ("memory of a rank", text(max(known), "bytes") if known else "–"),
     ]
-    if spec.plan.ranks > 1 and "ranks_agree" in summary:
+    if spec.plan.ranks > 1 and summary.get("ranks_agree") is not None:
         found.append(("weights", "the same on all ranks" if summary["ranks_agree"] else "DIFFERENT between ranks"))
     return [(label, value) for label, value in found if value not in ("–", "")]
 
@@ -103,6 +105,16 @@ def cell_facts(subject: Subject) -> Facts:
         ("machine", f"{stability['verdict']}{spread}"),
     ]
     return [(label, value) for label, value in found if value != "–"]
+
+
+def _damaged(subject: Subject) -> list[str]:
+    """What cannot be read, and so is left out: runs as a whole, and files of those that are drawn."""
+    whole = [text for group in subject.groups for text in group.unstarted]
+    whole += [
+        f"{each.run.id} is damaged: {each.cause}" for g in subject.groups for each in g.samples if each.state == DAMAGED
+    ]
+    drawn = [group.samples[0].run for group in subject.begun]
+    return [*whole, *(f"{run.id} is damaged: {text}: left out" for run in drawn for text in damage(run))]
 
 
 def _stability(subject: Subject) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lockstep.explain import ANALYZERS, explain
 from lockstep.explain.evidence import Evidence
+from lockstep.measure.records import damage
 from lockstep.report.subject import Subject
 from lockstep.report.views import About, Said
 from lockstep.run import Run
@@ -26,6 +27,10 @@ def definitions() -> dict[str, str]:
 def _of(group: Group, peers: list[Run], cells: dict[str, str]) -> list[Said]:
     if not group.done:
         return [_state(group)]
+    run = group.done[0].run
+    if damaged := damage(run):
+        text = "; ".join(damaged)
+        return [Said(question="state", verdict="damaged: not explained", why=text, next=f"lockstep show {run.id}")]
     return [
         Said(
             question=each.question,
@@ -34,7 +39,7 @@ def _of(group: Group, peers: list[Run], cells: dict[str, str]) -> list[Said]:
             next=each.next,
             cost=round(each.cost, 4),
         )
-        for each in explain(Evidence(group.done[0].run, peers, cells=cells))
+        for each in explain(Evidence(run, peers, cells=cells))
     ]
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from lockstep import index
 from lockstep.errors import InputError
+from lockstep.reading import is_dir, is_file
 from lockstep.run import Run, Spec, runs_root
 from lockstep.study import compare, gather
 from lockstep.study.folder import StudyFolder
@@ -144,7 +145,7 @@ def of_runs(runs: Sequence[Run]) -> Subject:
 def _may_be_a_run(name: str) -> bool:
     """`runs/*` also names the room of the studies and other folders, which are passed over."""
     path = Path(name)
-    return not path.is_dir() or (path / "run.json").is_file()
+    return not is_dir(path) or is_file(path / "run.json")
 
 
 def _of_the_same_task(run: Run) -> list[Run]:
@@ -154,4 +155,5 @@ def _of_the_same_task(run: Run) -> list[Run]:
     names = [row["id"] for row in same if row["state"] == "done"]
     place = names.index(run.id) if run.id in names else len(names)
     near = names[max(0, place - PEERS_EACH_WAY) : place] + names[place + 1 : place + 1 + PEERS_EACH_WAY]
-    return [ReadOnce(root / name) for name in near]
+    peers = [ReadOnce(root / name) for name in near]
+    return [peer for peer in peers if peer.status()["state"] == "done"]  # it may have been damaged since it was listed

@@ -62,6 +62,7 @@ def table(groups: Sequence[Group], baseline: str | None, metrics: Sequence[str],
         stability.Timed(group.name, each.spec.created, each.summary["train_seconds"])
         for group in groups
         for each in group.done
+        if each.summary.get("train_seconds") is not None
     ]
     notes = fairness.notes({group.name: group.done for group in groups})
     if remark:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import itertools
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,9 +11,11 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from lockstep import toml
 from lockstep.errors import InputError
 from lockstep.placement import Placement
-from lockstep.recipe import Positive, PositiveFloat, Recipe
+from lockstep.recipe import PositiveFloat, Recipe
+from lockstep.run import check_name
 from lockstep.settings import load
 from lockstep.study.measures import METRICS, USUAL
 
@@ -57,8 +58,8 @@ class Study(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     factors: dict[str, dict[str, Keys]] = {}
     """Factor -> level -> the keys that this level sets."""
     cells: dict[str, Keys] = {}
-    repeats: Positive = 5
-    seeds: list[Annotated[int, Meta(ge=0)]] = []
+    repeats: Annotated[int, Meta(ge=1, le=10_000)] = 5
+    seeds: list[Annotated[int, Meta(ge=0, le=(1 << 62))]] = []
     """One per repeat, taken in turn; unstated, the recipe's seed and those after it. The same in every cell."""
     metrics: list[str] = msgspec.field(default_factory=lambda: list(USUAL))
     baseline: str | None = None
@@ -96,15 +97,12 @@ class Study(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def _word(key: str, value: Any) -> str:
-    return f"{key}={'none' if value is None else json.dumps(value, ensure_ascii=False)}"
+    return f"{key}={'none' if value is None else toml.written(value)}"
 
 
 def check(study: Study) -> Study:
     """Everything that can be known without a machine: names, metrics, the baseline, and every cell's keys."""
-    if not study.name or any(c in study.name for c in "/\0") or study.name.startswith("."):
-        raise InputError(
-            f"name={study.name!r}: a study's name is one plain word, without '/' and not starting with '.'"
-        )
+    check_name("name=", study.name, "study")
     cells = study.all_cells()
     if study.baseline is not None and study.baseline not in cells:
         raise InputError(f"baseline={study.baseline}: no such cell; {nearest(study.baseline, cells)}")

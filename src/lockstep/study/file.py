@@ -27,13 +27,13 @@ from __future__ import annotations
 
 import difflib
 import json
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from lockstep import toml
 from lockstep.errors import InputError
 from lockstep.placement import Placement
 from lockstep.recipe import Recipe
@@ -73,12 +73,7 @@ def _changed(settings: msgspec.Struct, default: msgspec.Struct) -> Keys:
 
 def read(path: Path) -> Study:
     """A study from its TOML file."""
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"study file {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"study file {path} is not TOML: {error}") from None
+    content = toml.read(path, "study file")
     # A recipe file is named as seen from the study file.
     if isinstance(content.get("files"), list):
         content["files"] = [str(path.parent / str(file)) for file in content["files"]]
@@ -189,7 +184,10 @@ def _change(study: Study, changes: Keys) -> Study:
             base[key] = value
     tree = {**msgspec.to_builtins(study), **own, "base": base, "factors": factors}
     # Where words took levels away, what was said about those cells goes with them.
-    cells = msgspec.convert({**tree, "published": [], "baseline": None}, Study).all_cells()
+    try:
+        cells = msgspec.convert({**tree, "published": [], "baseline": None}, Study).all_cells()
+    except msgspec.ValidationError as error:
+        raise InputError(f"study '{study.name}': {reword(str(error), tree)}") from None
     if "baseline" not in own and study.baseline not in cells:
         tree["baseline"] = None
     for published in tree["published"]:

@@ -14,9 +14,12 @@ from typing import Any
 
 import msgspec
 
+from lockstep import shapes
 from lockstep.errors import InputError
-from lockstep.run import Run, append_line, folder_error, read_lines, read_struct, runs_root, write_atomic
+from lockstep.reading import Damaged, exists, is_file, read_records
+from lockstep.run import Run, append_line, folder_error, read_struct, runs_root, write_atomic
 from lockstep.study.plan import Item, Planned
+from lockstep.text import is_text
 
 ROOM = "studies"
 
@@ -38,7 +41,7 @@ class StudyFolder:
     @classmethod
     def find(cls, name: str, runs: Path | None) -> StudyFolder | None:
         """By its name, by a path, or 'last'; None where there is no such study."""
-        if (Path(name) / "study.json").is_file():
+        if is_file(Path(name) / "study.json"):
             return cls(Path(name))
         there = list_studies(runs)
         if name == "last" and there:
@@ -56,7 +59,10 @@ class StudyFolder:
 
     @property
     def changed(self) -> float:
-        return (self.path / "study.json").stat().st_mtime
+        try:
+            return (self.path / "study.json").stat().st_mtime
+        except OSError:  # a link that leads nowhere, or it has just gone
+            return 0.0
 
     def write(self, planned: Planned) -> None:
         try:
@@ -72,11 +78,14 @@ class StudyFolder:
         append_line(self.path / "log.jsonl", record)
 
     def _lines(self) -> list[dict[str, Any]]:
-        return list(read_lines(self.path / "log.jsonl"))
+        try:
+            return read_records(self.path / "log.jsonl", shapes.StudyLine)
+        except Damaged as error:
+            raise Damaged(f"study {self.name} is damaged: {error}") from None
 
     def records(self) -> list[dict[str, Any]]:
         """How its runs ended, in the order of time."""
-        return [line for line in self._lines() if "ended" in line]
+        return [line for line in self._lines() if "began" in line and "ended" in line]
 
     def begins(self, item: Item, run: str) -> None:
         """Noted before the run's folder is made, so that no kill leaves a run that its study does not know."""
@@ -96,12 +105,25 @@ class StudyFolder:
         """The run of each item that has one, by digest: the newest that is done, else the newest."""
         started, found = self.started(), {}
         for item in items:
-            there = [Run(self.runs / name) for name in started.get(item.digest, ())]
-            there = [run for run in there if (run.folder / "run.json").exists()]
-            done = [run for run in there if run.recorded_status().get("state") == "done"]
+            there = [run for run in self._there(started, item) if not _unreadable(run)]
+            done = [run for run in there if run.status()["state"] == "done"]
             if there:
                 found[item.digest] = (done or there)[-1]
         return found
+
+    def damaged_of(self, items: Iterable[Item]) -> dict[str, list[str]]:
+        """By cell: the runs that do not even say what they are, each with the reason. They are left out everywhere, and named."""
+        started = self.started()
+        found: dict[str, list[str]] = {}
+        for item in items:
+            for run in self._there(started, item):
+                if said := _unreadable(run):
+                    found.setdefault(item.cell, []).append(f"{run.id}: {said}")
+        return found
+
+    def _there(self, started: dict[str, list[str]], item: Item) -> list[Run]:
+        runs = [Run(self.runs / name) for name in started.get(item.digest, ())]
+        return [run for run in runs if exists(run.folder / "run.json")]
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -125,11 +147,20 @@ class StudyFolder:
             yield
 
 
+def _unreadable(run: Run) -> str:
+    try:
+        run.spec()
+    except Damaged as error:
+        return str(error)
+    return ""
+
+
 def list_studies(runs: Path | None) -> list[StudyFolder]:
     """Every study that was begun here, by name."""
     room = runs_root(runs) / ROOM
     try:
-        names = sorted(path.name for path in room.iterdir() if (path / "study.json").is_file())
+        # A name that is not UTF-8 is none of ours: it could be written into no document.
+        names = sorted(path.name for path in room.iterdir() if is_text(path.name) and exists(path / "study.json"))
     except OSError:
         return []
     return [StudyFolder(room / name) for name in names]
@@ -137,7 +168,7 @@ def list_studies(runs: Path | None) -> list[StudyFolder]:
 
 def overheads(records: list[dict[str, Any]]) -> dict[str, float] | None:
     """The middle of what was spent around the runs, in seconds, and where."""
-    done = [record for record in records if "start_s" in record]
+    done = [record for record in records if {"prepare_s", "start_s", "finish_s"} <= record.keys()]
     if not done:
         return None
     parts = {part: statistics.median(record[part] for record in done) for part in ("prepare_s", "start_s", "finish_s")}

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from lockstep import index
-from lockstep.run import Run
+from lockstep.reading import Damaged, is_file
+from lockstep.run import DAMAGED, Run
 from lockstep.study.blocks import sittings
 from lockstep.study.file import flatten
 from lockstep.study.folder import StudyFolder
@@ -36,13 +37,17 @@ class Group:
 
     @property
     def failures(self) -> list[str]:
-        ended = [each for each in self.samples if each.state in ("failed", "stalled")]
+        ended = [each for each in self.samples if each.state in ("failed", "stalled", DAMAGED)]
         lost = [
             f"{each.run.id}: its summary.json is gone"
             for each in self.samples
             if each.state == "done" and not each.summary
         ]
-        return [f"{each.run.id}: {each.cause}" for each in ended] + lost + self.unstarted
+        return [f"{each.run.id}: {_why(each)}" for each in ended] + lost + self.unstarted
+
+
+def _why(found: Sample) -> str:
+    return f"damaged: {found.cause}" if found.state == DAMAGED else found.cause
 
 
 def named(names: Sequence[str], root: Path) -> list[Run]:
@@ -50,7 +55,7 @@ def named(names: Sequence[str], root: Path) -> list[Run]:
     ids: list[str] | None = None
     found = []
     for name in names:
-        if (Path(name) / "run.json").is_file():
+        if is_file(Path(name) / "run.json"):
             found.append(Run(Path(name)))
             continue
         ids = [row["id"] for row in index.rows(root)] if ids is None else ids
@@ -65,7 +70,9 @@ def of_study(folder: StudyFolder, planned: Planned) -> list[Group]:
     there = folder.runs_of(planned.items)
     blocks = sittings(planned, there)
     groups = {cell.name: Group(cell.name, left_out=cell.left_out) for cell in planned.cells}
-    causes = {record["digest"]: record["cause"] for record in folder.records() if record.get("cause")}
+    causes = {record.get("digest"): record["cause"] for record in folder.records() if record.get("cause")}
+    for cell, texts in folder.damaged_of(planned.items).items():
+        groups[cell].unstarted += texts
     for item in planned.items:
         groups[item.cell].planned += 1
         if item.digest in there:
@@ -80,7 +87,13 @@ def of_runs(runs: Sequence[Run]) -> list[Group]:
     found: dict[str, Group] = {}
     keys: dict[str, dict[str, Any]] = {}
     for run in {run.folder.absolute(): run for run in runs}.values():
-        spec = run.spec()
+        try:
+            spec = run.spec()
+        except Damaged as error:
+            if len(runs) == 1:
+                raise
+            found[run.id] = Group(run.id, planned=1, unstarted=[str(error)])
+            continue
         content = flatten(msgspec.to_builtins({"recipe": spec.recipe, "placement": spec.placement}))
         seed = content.pop("seed")
         name = json.dumps(content, sort_keys=True)
@@ -90,8 +103,8 @@ def of_runs(runs: Sequence[Run]) -> list[Group]:
         group.samples.append(sample(run, (seed, earlier)))
         group.planned += 1
     labels = _labels(keys)
-    for name, group in found.items():
-        group.name = labels[name]
+    for name, label in labels.items():
+        found[name].name = label
     return list(found.values())
 
 

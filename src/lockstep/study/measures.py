@@ -47,15 +47,16 @@ def seconds_to(epochs: Sequence[dict[str, Any]], target: float | None) -> float 
     """Seconds of training until the first epoch that ended with the target accuracy; None where none did."""
     spent: float = 0.0
     for epoch in epochs:
-        spent += float(epoch["train_seconds"])
-        if target is not None and epoch["test_accuracy"] is not None and epoch["test_accuracy"] >= target:
+        spent += float(epoch.get("train_seconds") or 0.0)
+        reached = epoch.get("test_accuracy")
+        if target is not None and reached is not None and reached >= target:
             return spent
     return None
 
 
 def common_target(cells: Sequence[Sequence[Sample]]) -> float | None:
     """The accuracy that every finished run reached at some time, rounded down to a tenth of a point."""
-    curves = [[e["test_accuracy"] for e in found.epochs] for cell in cells for found in cell]
+    curves = [[e.get("test_accuracy") for e in found.epochs] for cell in cells for found in cell]
     # A loop of the user's own need not test.
     best = [max(values) for curve in curves if (values := [value for value in curve if value is not None])]
     return int(min(best) * 1000) / 1000 if best else None

@@ -12,14 +12,13 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from lockstep.errors import InputError
 from lockstep.placement import Placement, Plan, one_command_per_host
 from lockstep.recipe import Recipe
-from lockstep.run import Options, Part, Run, Spec
+from lockstep.run import DAMAGED, Options, Part, Run, Spec
 from lockstep.study.definition import Study
 
 DIGEST = 12
@@ -51,6 +50,11 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     cells: list[Cell]
     items: list[Item]
     """In the order they are run."""
+
+    def __post_init__(self) -> None:
+        missing = {item.cell for item in self.items} - {cell.name for cell in self.cells}
+        if missing:
+            raise ValueError(f"runs of a cell '{min(missing)}' that is not there")
 
     def cell(self, name: str) -> Cell:
         return next(cell for cell in self.cells if cell.name == name)
@@ -157,9 +161,12 @@ def outcome(run: Run | None, again: bool = False) -> str:
     """done, failed (a result too), busy, or to do: nothing there yet, or it was stopped or killed on its way."""
     if run is None:
         return "to do"
-    recorded: dict[str, Any] = run.recorded_status()
-    if recorded["state"] == "done":
+    # How it ended is what its folder says: that one is silent, or its watcher gone, is a judgement of this moment.
+    recorded, now = run.recorded_status()["state"], run.status()["state"]
+    if now == DAMAGED:
+        return "to do"
+    if recorded == "done":
         return "done"
-    if recorded["state"] in ("failed", "stalled"):
+    if recorded in ("failed", "stalled"):
         return "to do" if again else "failed"
-    return "busy" if run.status()["state"] in ("starting", "running") else "to do"
+    return "busy" if now in ("starting", "running") else "to do"

@@ -4,7 +4,7 @@ const COLUMNS = [
   ["id", "run"], ["state", "state"], ["created", "started"], ["model", "model and data"], ["ranks", "ranks", true], ["global_batch", "batch", true],
   ["epochs", "progress"], ["test_accuracy", "test accuracy", true], ["train_seconds", "training time", true], ["images_per_second", "images/s", true],
 ];
-const GROUPS = ["under way", "done", "failed", "cancelled", "planned", "unreadable"];
+const GROUPS = ["under way", "done", "failed", "cancelled", "planned", "damaged"];
 const asked = new URLSearchParams(location.search);
 const query = { words: asked.get("words") || "", state: asked.get("state") || "", sort: asked.get("sort") || "created", down: asked.get("down") !== "0", page: Number(asked.get("page")) || 1 };
 const ticked = new Set(readTicks());
@@ -83,7 +83,7 @@ function rowOf(row) {
     train_seconds: written(row.train_seconds, "seconds"),
     images_per_second: row.images_per_second ? fixed(row.images_per_second, 0) : "–",
   };
-  return element("tr", { class: row.state === "unreadable" ? "faint" : "" }, element("td", { class: "tick" }, box),
+  return element("tr", { class: row.state === "damaged" ? "faint" : "" }, element("td", { class: "tick" }, box),
     ...COLUMNS.map(([key, , number], i) => element(i ? "td" : "th", { class: `${number ? "number" : ""} col-${key}`, scope: i ? null : "row" }, cells[key])));
 }
 

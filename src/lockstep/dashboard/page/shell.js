@@ -93,7 +93,7 @@ setInterval(() => document.querySelectorAll("time[data-at]").forEach((node) => {
   if (node.textContent !== text) node.textContent = text;
 }), 1000);
 
-const MARKS = { done: "✓", failed: "✕", stalled: "✕", cancelled: "■", running: "●", starting: "◌", planned: "○", unreadable: "?" };
+const MARKS = { done: "✓", failed: "✕", stalled: "✕", cancelled: "■", running: "●", starting: "◌", planned: "○", damaged: "?" };
 
 function badge(state) {
   return element("span", { class: `state ${state in MARKS ? state : "other"}` }, element("span", { "aria-hidden": "true" }, MARKS[state] || "○"), state);

@@ -6,6 +6,7 @@ import difflib
 from pathlib import Path
 
 from lockstep.errors import InputError
+from lockstep.reading import exists
 from lockstep.study.definition import Study
 from lockstep.study.file import read
 
@@ -32,7 +33,7 @@ def find(name: str) -> list[Study]:
     if name in names():
         return [read(HERE / f"{name}.toml")]
     path = Path(name)
-    if path.suffix == ".toml" or path.exists():
+    if path.suffix == ".toml" or exists(path):
         return [read(path)]
     known = [*names(), ALL]
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)

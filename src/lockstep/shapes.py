@@ -1,0 +1,264 @@
+"""The shapes of what a run folder's files hold, as far as anything reads them. Keys that are not here are kept, and nobody relies on them.
+
+A key that may be missing is one that another version, a loop of the user's own, or a run that ended early does not write.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Required, TypedDict
+
+from msgspec import Meta
+
+Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
+Seconds = Annotated[float, Meta(ge=0, lt=1e12)]
+Moment = Annotated[float, Meta(ge=0, lt=1e11)]
+"""Seconds since 1970; beyond this no calendar goes."""
+Share = Annotated[float, Meta(ge=0, le=1)]
+Number = Annotated[float, Meta(gt=-1e300, lt=1e300)]
+Pid = Annotated[int, Meta(ge=1, lt=1 << 31)]
+Rank = Annotated[int, Meta(ge=0, lt=1 << 20)]
+State = Literal["planned", "starting", "running", "done", "failed", "stalled", "cancelled"]
+
+
+class Status(TypedDict, total=False):
+    """status.json of a run."""
+
+    state: Required[State]
+    since: Moment | None
+    cause: str | None
+    supervisor_pid: Pid | None
+    host: str | None
+    job: str | int | None
+    rank: Rank | None
+    step: Count | None
+
+
+class Beat(TypedDict, total=False):
+    """status.json of a rank: its last sign of life."""
+
+    rank: Required[Rank]
+    state: Required[str]
+    time: Required[Moment]
+    pid: Pid | None
+    host: str | None
+    waits: bool | None
+    epoch: Count | None
+    step: Count | None
+    loss: Number | None
+    images_per_second: Number | None
+
+
+class Failure(TypedDict, total=False):
+    """failure.json of a rank: its own account of why it ended."""
+
+    rank: Required[Rank]
+    time: Required[Moment]
+    kind: Required[str]
+    message: Required[str]
+    exit_code: Required[int]
+    consequence: Required[bool]
+    step: Count | None
+
+
+class Exit(TypedDict, total=False):
+    """How a process ended, told by whoever started it."""
+
+    rank: Required[Rank]
+    time: Required[Moment]
+    exit_code: Required[Annotated[int, Meta(gt=-65, lt=1 << 31)]]
+
+
+class Agent(TypedDict, total=False):
+    """agent-N.json: what torchrun says of a host's ranks."""
+
+    failures: list[Exit]
+
+
+class Epoch(TypedDict, total=False):
+    """A line of epochs.jsonl, over all ranks or of one."""
+
+    epoch: Required[Count]
+    rank: Rank | None
+    step: Count | None
+    steps: Count | None
+    samples: Count | None
+    train_loss: Number | None
+    train_accuracy: Share | None
+    test_loss: Number | None
+    test_accuracy: Share | None
+    int8_loss: Number | None
+    int8_accuracy: Share | None
+    test_samples: Count | None
+    train_seconds: Seconds | None
+    train_cpu_seconds: Seconds | None
+    eval_seconds: Seconds | None
+    logging_seconds: Seconds | None
+    images_per_second: Number | None
+    time: Moment | None
+
+
+class Numbers(TypedDict, total=False):
+    """What a 16-bit format has cost."""
+
+    looks: Count
+    gradient_not_finite_share: Share
+    gradient_zero_share: Share
+    gradient_subnormal_share: Share
+    lost_update_share: Share
+    skipped_steps: Count | None
+    loss_scale: Number | None
+
+
+class Summary(TypedDict, total=False):
+    """summary.json of a run."""
+
+    train_seconds: Seconds | None
+    epochs: Count | None
+    steps: Count | None
+    stopped_by: str | None
+    best_epoch: Count | None
+    train_images: Count | None
+    train_cpu_seconds: Seconds | None
+    eval_seconds: Seconds | None
+    logging_seconds: Seconds | None
+    checkpoint_seconds: Seconds | None
+    compile_seconds: Seconds | None
+    fit_seconds: Seconds | None
+    images_per_second: Number | None
+    train_loss: Number | None
+    train_accuracy: Share | None
+    test_loss: Number | None
+    test_accuracy: Share | None
+    int8_loss: Number | None
+    int8_accuracy: Share | None
+    test_samples: Count | None
+    numbers: Numbers | None
+    memory_growth_bytes: list[Count | None]
+    weights_sha256: str | None
+    ranks_agree: bool | None
+
+
+class Strategy(TypedDict, total=False):
+    """What DDP logs of itself."""
+
+    avg_backward_comm_time: Number | None
+    avg_backward_compute_comm_overlap_time: Number | None
+    rebuilt_bucket_sizes: list[Count] | None
+    bucket_sizes: list[Count] | None
+
+
+class RankSummary(TypedDict, total=False):
+    """summary.json of a rank."""
+
+    rank: Rank | None
+    memory_growth_bytes: Count | None
+    weights_sha256: str | None
+    strategy: Strategy | None
+
+
+class Environment(TypedDict, total=False):
+    """environment.json: what the run ran on."""
+
+    host: str | None
+    system: str | None
+    cpu: str | None
+    cores_usable: Count | None
+    cores_machine: Count | None
+    memory_bytes: Number | None
+    load_1min: Number | None
+    python: str | None
+    lockstep: str | None
+    torch: str | None
+    numpy: str | None
+    cpu_capability: str | None
+    gpu: str | None
+
+
+class Operator(TypedDict, total=False):
+    name: Required[str]
+    calls: Required[Count]
+    self_cpu_share: Required[Number]
+    self_cpu_us: Required[Number]
+    cpu_total_us: Required[Number]
+    cpu_memory_bytes: Required[Number]
+
+
+class Operators(TypedDict, total=False):
+    """operators.json of a rank: what torch's profiler saw."""
+
+    first_step: Required[Count]
+    steps: Required[Count]
+    between: Required[list[str]]
+    operators: Required[list[Operator]]
+
+
+class Args(TypedDict, total=False):
+    step: Required[Count]
+
+
+class Bucket(TypedDict, total=False):
+    bucket: Required[Count]
+    bytes: Required[Count]
+
+
+class Event(TypedDict, total=False):
+    """Any event of a trace."""
+
+    ph: Required[str]
+    ts: Number
+
+
+class Span(TypedDict, total=False):
+    """An event with a beginning and an end."""
+
+    cat: Required[str]
+    name: Required[str]
+    ts: Required[Number]
+    dur: Required[Seconds]
+    args: Required[Args]
+
+
+class TraceAbout(TypedDict, total=False):
+    format: Required[int]
+    run: Required[str]
+    strategy: Required[str]
+    host: Required[str]
+    clock: Required[str]
+
+
+class TraceInfo(TypedDict, total=False):
+    backend: str
+    rank: Rank
+
+
+class TraceFile(TypedDict, total=False):
+    """trace.json of a rank."""
+
+    traceEvents: Required[list[Event]]
+    lockstep: Required[TraceAbout]
+    distributedInfo: TraceInfo
+
+
+class Round(TypedDict, total=False):
+    """How far a probe has come."""
+
+    round: Required[Count]
+    rounds: Required[Count]
+
+
+class StudyLine(TypedDict, total=False):
+    """A line of a study's log.jsonl: a run that begins, or how it ended."""
+
+    cell: str | None
+    repeat: Count | None
+    seed: Count | None
+    digest: str | None
+    run: str | None
+    state: str | None
+    cause: str | None
+    began: Moment
+    ended: Moment
+    fit_s: Number
+    prepare_s: Number
+    start_s: Number
+    finish_s: Number
