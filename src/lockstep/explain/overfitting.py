@@ -19,7 +19,8 @@ SURE = 4.2
 
 
 def answer(evidence: Evidence) -> list[Finding]:
-    epochs = [epoch for epoch in evidence.epochs if epoch.get("test_loss") is not None]
+    whole = ("test_loss", "train_loss")
+    epochs = [epoch for epoch in evidence.epochs if all(epoch.get(key) is not None for key in whole)]
     if not epochs:
         return []
     if len(epochs) < FEWEST_EPOCHS:
@@ -28,7 +29,7 @@ def answer(evidence: Evidence) -> list[Finding]:
     train = [float(epoch["train_loss"]) for epoch in epochs]
     best, (rise, noise, sure) = turning_point(test), rose(test)
     numbers = [int(epoch["epoch"]) for epoch in epochs]
-    gap = float(epochs[-1]["train_accuracy"] or 0.0) - float(epochs[-1]["test_accuracy"] or 0.0)
+    gap = float(epochs[-1].get("train_accuracy") or 0.0) - float(epochs[-1].get("test_accuracy") or 0.0)
     figures = {
         "best_epoch": numbers[best],
         "rise": rise,

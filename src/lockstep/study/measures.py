@@ -110,7 +110,7 @@ def _core_seconds(found: Sample, target: float | None) -> float | None:
 
 def _seconds_to_target(found: Sample, target: float | None) -> float | None:
     """Infinite where the run was tested and never got there: it took longer than any run that did."""
-    tested = any(epoch["test_accuracy"] is not None for epoch in found.epochs)
+    tested = any(epoch.get("test_accuracy") is not None for epoch in found.epochs)
     if target is None or not tested:
         return None
     reached = seconds_to(found.epochs, target)
