@@ -149,3 +149,21 @@ def test_complex_weights_and_sparse_gradients_as_torch_optim_has_them(settings: 
     again.load_state(mine.state())
     for name, tensors in mine.state().items():
         assert all(torch.equal(one, other) for one, other in zip(tensors, again.state()[name], strict=True)), name
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sgd_moves_16_bit_weights(kind: torch.dtype, momentum: float) -> None:
+    """PyTorch's fused kernel for CPUs does not: weights stayed what they were."""
+    torch.manual_seed(0)
+    ours, theirs = (nn.Parameter(torch.ones(100, dtype=kind)) for _ in range(2))
+    settings = Settings(name="sgd", lr=0.1, momentum=momentum, nesterov=momentum > 0, weight_decay=0.01)
+    mine = optimizers.build(settings, [ours])
+    stock = torch.optim.SGD([theirs], lr=0.1, momentum=momentum, nesterov=momentum > 0, weight_decay=0.01, foreach=True)
+    for _ in range(3):
+        ours.grad = torch.randn(100).to(kind)
+        theirs.grad = ours.grad.clone()
+        mine.step()
+        stock.step()
+    assert (ours != 1).sum() > 80
+    assert torch.equal(ours, theirs)

@@ -14,6 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,8 @@ from lockstep.recipe import Optimizer, Recipe
 from lockstep.run import Run, read_lines
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
-UNIT_ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-9, "float16": 2.0**-12}
-PASS_ROUNDING = {"fp32": 2.0**-24, "bf16": 2.0**-9, "fp16": 2.0**-12, "pure-bf16": 2.0**-9, "pure-fp16": 2.0**-12}
+UNIT_ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+PASS_ROUNDING = {"fp32": 2.0**-24, "bf16": 2.0**-8, "fp16": 2.0**-11, "pure-bf16": 2.0**-8, "pure-fp16": 2.0**-11}
 # Orders of operations that the bounds do not follow (fused multiply-add, lerp, vector and scalar code).
 SLACK = 4.0
 # How many times the one process's own error another division of the same sum may be off.
@@ -33,6 +34,8 @@ MARGIN = 6.0
 TINY = {"float64": 1e-300, "float32": 1e-37, "bfloat16": 1e-37, "float16": 1e-4 * 2.0**-10}
 # Sums of up to a million terms, rounded at random: the square root of their number.
 TERMS = 1024.0
+# Files of the one process are read once for each placement; small ones stay in memory.
+SMALL_BYTES = 1 << 20
 # Steps in which fp16 may overflow, while its loss scale is being found.
 OVERFLOWS = 8
 
@@ -93,6 +96,7 @@ class Records:
         self.rows: list[dict[int, dict[str, Any]]] = []
         self.evaluations: list[dict[int, dict[str, Any]]] = []
         self.has_batch_norm = False
+        self._small: dict[Path, dict[str, Any]] = {}
         for rank in range(self.spec.plan.ranks):
             lines = list(read_lines(self.folder / f"rank-{rank:04d}.jsonl"))
             self.rows.append({row["step"]: row for row in lines if "step" in row})
@@ -103,7 +107,11 @@ class Records:
         import torch
 
         path = self.folder / f"{kind}-{number:08d}{'' if rank is None else f'-{rank:04d}'}.pt"
+        if path in self._small:
+            return self._small[path]
         content: dict[str, Any] | None = torch.load(path, weights_only=True) if path.exists() else None
+        if content is not None and path.stat().st_size < SMALL_BYTES:
+            self._small[path] = content
         return content
 
     @property

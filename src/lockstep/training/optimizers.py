@@ -143,10 +143,15 @@ class Sgd:
         settings = self._settings
         if first:
             self._speeds |= {i: torch.empty_like(g) for i, g in zip(chosen, gradients, strict=True)}
+        parameters = _reals([self.parameters[i] for i in chosen])
+        speeds = [self._speeds[i] for i in chosen] if settings.momentum > 0 else []
+        if any(p.device.type == "cpu" and p.dtype in (torch.bfloat16, torch.float16) for p in parameters):
+            self._update_plainly(parameters, gradients, speeds, first)
+            return
         torch._fused_sgd_(
-            _reals([self.parameters[i] for i in chosen]),
+            parameters,
             gradients,
-            [self._speeds[i] for i in chosen] if settings.momentum > 0 else [],
+            speeds,
             weight_decay=settings.weight_decay,
             momentum=self.inertia,
             lr=self.lr,
@@ -155,6 +160,23 @@ class Sgd:
             maximize=False,
             is_first_step=first,
         )
+
+    def _update_plainly(
+        self, parameters: list[torch.Tensor], gradients: list[torch.Tensor], speeds: list[torch.Tensor], first: bool
+    ) -> None:
+        """In 16 bits PyTorch's fused kernel for CPUs leaves every vector of 16 weights as it is (torch 2.13.0)."""
+        settings = self._settings
+        if settings.weight_decay:
+            gradients = list(torch._foreach_add(gradients, parameters, alpha=settings.weight_decay))
+        if speeds:
+            if first:
+                torch._foreach_copy_(speeds, gradients)
+            else:
+                torch._foreach_mul_(speeds, self.inertia)
+                torch._foreach_add_(speeds, gradients)
+            nesterov = settings.nesterov
+            gradients = list(torch._foreach_add(gradients, speeds, alpha=self.inertia)) if nesterov else speeds
+        torch._foreach_add_(parameters, gradients, alpha=-self.lr)
 
 
 @torch.no_grad()

@@ -46,7 +46,7 @@ BUDGET_BYTES, BUDGET_SECONDS = 1 << 30, 20.0
 # How far the judge moves the weights, in roundings of the recipe's number format: far enough to cross every kink (a ReLU, the
 # choice of a max-pool) that float32 may fall on either side of.
 PERTURBATION = 32 * 2.0**-24
-UNIT_ROUNDING = {"fp32": 2.0**-24, "bf16": 2.0**-9, "fp16": 2.0**-12, "pure-bf16": 2.0**-9, "pure-fp16": 2.0**-12}
+UNIT_ROUNDING = {"fp32": 2.0**-24, "bf16": 2.0**-8, "fp16": 2.0**-11, "pure-bf16": 2.0**-8, "pure-fp16": 2.0**-11}
 
 
 @dataclass
