@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn import functional
 
 from lockstep.parallel import mpi_group
+from lockstep.parallel.ranks import MPI_SEGMENTS
 
 R = dist.ReduceOp
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -346,7 +347,7 @@ def what_has_no_meaning_is_refused() -> None:
 def shared_memory_has_no_name() -> None:
     """So a kill at this moment leaves nothing in /dev/shm."""
     lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/shm/" in line]
-    ours = [line for line in lines if any(sign in line for sign in (*mpi_group.SEGMENTS, "lockstep-mpi-"))]
+    ours = [line for line in lines if any(sign in line for sign in (*MPI_SEGMENTS, "lockstep-mpi-"))]
     assert len(ours) >= 2, lines
     assert all(line.endswith("(deleted)") for line in ours), ours
 
