@@ -256,6 +256,20 @@ def test_cautions_are_said_and_kept(module_cli: Cli) -> None:
     assert caution in accuracy["why"]
 
 
+@pytest.mark.slow
+def test_verify_says_why_a_model_cannot_be_proven(module_cli: Cli) -> None:
+    file = module_cli.folder / "drawn.py"
+    file.write_text(
+        "import torch\nfrom torch import nn\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.head = nn.Linear(784, 10)\n"
+        "    def forward(self, x):\n        return self.head(nn.functional.dropout(x.flatten(1), 0.5, self.training))\n"
+    )
+    result = module_cli("verify", "data=embedded", "global_batch=16", f"model={file}:Net", "backend=gloo", "threads=1")
+    assert result.returncode == 3, result.stderr
+    assert "warning: forward draws from torch's generator" in " ".join(result.stdout.split())
+
+
 def test_models_that_answer_more_than_scores(module_cli: Cli, own: str) -> None:
     words = (*SHORT, f"model={own}:answers", "max_steps=3")
     kinds = ("plain", "tuple", "list", "dict", "one", "train-only")

@@ -134,6 +134,7 @@ def verify(
             verdict.proven_specs.append(records[name].spec)
     verdict.steps = len(alone.judged)
     verdict.lines.insert(0, _what_was_judged(alone))
+    verdict.lines += [f"warning: {caution}" for caution in alone.run.model_notes("cautions")]
     return verdict
 
 
