@@ -89,7 +89,7 @@ def test_resumed_on_another_placement_it_computes_the_same(
 
 
 def test_after_a_kill_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(cli: Cli) -> None:
-    run = killed(cli)
+    run = killed(cli, "schedule.name=constant")
     folder = run.folder / "checkpoints"
     newest, before, *_ = checkpoint.checkpoints_in(folder)
     assert (folder / "best.pt").exists()
@@ -105,6 +105,8 @@ def test_after_a_kill_a_damaged_checkpoint_is_named_and_the_one_before_it_is_use
     document = json.loads(result.stdout)
     assert document["epochs"][-1]["epoch"] == epochs
     assert [e["epoch"] for e in document["epochs"]] == list(range(1, epochs + 1))
+    whole = train_here(cli.runs, *RICH, "schedule.name=constant", f"epochs={epochs}")
+    assert document["weights_sha256"] == whole["weights_sha256"]
 
 
 def test_what_is_not_ours_is_refused_with_its_name(tmp_path: Path) -> None:

@@ -109,11 +109,11 @@ class Trainer:
         better = self._stopping.better(epoch, test)
         if better:
             self._stopping.keep(self._model)
-        self._stopped = self._stopped or self._stopping.reason()
         if self._rank.is_first:
             record = epoch_record(epoch, self._step, sums, test, eval_seconds, plan.train_samples) | self._int8
             append_line(self._run.folder / "epochs.jsonl", record)
         if whole:
+            self._stopped = self._stopped or self._stopping.reason()
             last = self._stopped is not None or self._step >= plan.total_steps
             about = {"test_loss": test.loss, "test_accuracy": test.accuracy}
             self._checkpoint(epoch, last, about, better)
