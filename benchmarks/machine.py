@@ -6,10 +6,10 @@ import os
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from benchmarks.processes import ROOT
+from lockstep.machine.cpu import cpu_model
 
 
 def describe() -> dict[str, Any]:
@@ -22,16 +22,6 @@ def describe() -> dict[str, Any]:
         "versions": {name: installed(name) for name in ("lockstep", "torch", "numpy")},
         "commit": commit(),
     }
-
-
-def cpu_model() -> str:
-    """The name that the kernel gives the processor."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return platform.machine()
-    names = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def load_average() -> list[float]:

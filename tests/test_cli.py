@@ -303,7 +303,8 @@ def test_models_and_doctor(cli: Cli) -> None:
     # conv 1→4 and 4→8 at 28x28 and 14x14, 9 taps, and the linear layer; a multiply-add is two
     assert listed["mnist-convnet"]["flops"] == 2 * (4 * 9 * 784 + 4 * 8 * 9 * 196 + 392 * 10)
     findings = json.loads(cli("doctor", "--json").stdout)
-    assert {"machine", "torch", "backends", "launchers", "data", "runs"} == {f["area"] for f in findings}
+    areas = {"number formats", "machine", "torch", "backends", "launchers", "data", "runs"}
+    assert areas == {f["area"] for f in findings}
     assert all(f["fix"] for f in findings if f["state"] == "missing")
 
 

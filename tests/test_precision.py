@@ -9,8 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.measure import hardware
-from lockstep.placement import Placement
 from lockstep.recipe import Recipe
 from lockstep.training import precision as formats
 from lockstep.training.precision import LossScale, NumberWatch, Precision
@@ -99,10 +97,7 @@ def test_pure_bf16_loses_updates_and_says_so(module_cli: Cli) -> None:
     assert "of updates lost to rounding" in shown
 
 
-def test_the_hardware_is_named_before_the_run(module_cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hardware_is_named_before_the_run(module_cli: Cli) -> None:
+    """Tried first, then what the CPU has for it or lacks; broken machines are in test_machine.py."""
     plan = module_cli("run", *SHORT, "precision=bf16", "--dry-run").stdout
-    assert "# precision bf16: this CPU has" in plan
-    monkeypatch.setattr(hardware, "cpu_flags", lambda: frozenset({"avx512_bf16", "amx_bf16"}))
-    assert hardware.precision_line("bf16", Placement()) == "precision bf16: this CPU has AVX512-BF16, AMX-BF16"
-    monkeypatch.setattr(hardware, "cpu_flags", lambda: frozenset())
-    assert "neither" in hardware.precision_line("fp16", Placement())
+    assert "# precision bf16: works here (tried); " in plan

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from lockstep.errors import InputError
+from lockstep.machine import formats
 from lockstep.placement import STRATEGIES, Placement, cores, one_command_per_host, ranks_per_host
 from lockstep.recipe import Recipe
 
@@ -24,6 +25,7 @@ def resolve(recipe: Recipe, placement: Placement) -> tuple[Recipe, Placement]:
     placement = replace(placement, backend=_backend(placement), strategy=_strategy(placement))
     if recipe.precision == "fp16" and placement.strategy == "fsdp":
         raise InputError("precision=fp16 does not go with strategy=fsdp yet: choose precision=bf16, or strategy=ddp")
+    _check_number_formats(recipe, placement)
     if recipe.quantize != "off":
         _check_quantize(recipe, placement)
     # Emulated hosts share this machine's cores.
@@ -130,6 +132,16 @@ def _strategy(placement: Placement) -> str:
     if strategy == "single" and ranks > 1:
         raise InputError(f"strategy=single does not exchange gradients between ranks={ranks}: choose strategy=ddp")
     return strategy
+
+
+def _check_number_formats(recipe: Recipe, placement: Placement) -> None:
+    """Refuse a format that this machine was seen to fail at. On a cluster the nodes are other machines."""
+    if placement.device != "cpu" or placement.launcher == "slurm":
+        return
+    if recipe.precision != "fp32":
+        formats.check(f"precision={recipe.precision}", recipe.precision.removeprefix("pure-"), "choose precision=fp32")
+    if recipe.quantize != "off":
+        formats.check(f"quantize={recipe.quantize}", "int8", "leave quantize out")
 
 
 def cuda_present() -> bool:

@@ -11,8 +11,8 @@ import pytest
 
 from lockstep.data import open_data, resident, store
 from lockstep.data.catalog import Entry
-from lockstep.data.store import cache_folder
 from lockstep.errors import DataError, InputError
+from lockstep.machine.cache import cache_folder
 
 Known = Callable[[Entry], Entry]
 

@@ -157,7 +157,7 @@ def _published(name: str) -> Entry:
 
 def _facts(entry: Entry) -> dict[str, Any]:
     from lockstep.data.resident import Meta, inspect
-    from lockstep.data.store import cache_folder
+    from lockstep.machine.cache import cache_folder
 
     folder = cache_folder() / entry.name
     found = inspect(folder)
@@ -182,14 +182,14 @@ def _facts(entry: Entry) -> dict[str, Any]:
 
 def _resized() -> list[Entry]:
     """Embedded sets of other sizes that are in the cache."""
-    from lockstep.data.store import cache_folder
+    from lockstep.machine.cache import cache_folder
 
     return [find(path.name) for path in sorted(cache_folder().glob("embedded*@*+*")) if path.is_dir()]
 
 
 def _cached() -> list[Entry]:
     from lockstep.data.resident import read_meta
-    from lockstep.data.store import cache_folder
+    from lockstep.machine.cache import cache_folder
 
     known = [*known_data(), *_resized()]
     return [entry for entry in known if read_meta(cache_folder() / entry.name) is not None]
@@ -198,7 +198,8 @@ def _cached() -> list[Entry]:
 def _damage(entry: Entry) -> list[Damage]:
     """Everything that is wrong with a cached set."""
     from lockstep.data import resident
-    from lockstep.data.store import cache_folder, published_damage
+    from lockstep.data.store import published_damage
+    from lockstep.machine.cache import cache_folder
 
     folder = cache_folder() / entry.name
     found: Resident | Damage | None = resident.open_folder(folder)

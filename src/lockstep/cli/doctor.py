@@ -29,8 +29,8 @@ COLOURS = {"ok": "green", "missing": "yellow", "problem": "red"}
 def command(runs: Path | None, as_json: bool) -> None:
     """Say what this machine can do, what is missing and how to get it."""
     if not as_json:
-        note("looking around (torch takes two seconds to start) …")
-    findings = [*_machine(), *_torch(), *_launchers(), *_data(), *_folders(runs)]
+        note("looking around and trying what this machine has not shown yet (torch takes two seconds to start) …")
+    findings = [*_formats(), *_machine(), *_torch(), *_launchers(), *_data(), *_folders(runs)]
     areas = list(dict.fromkeys(finding["area"] for finding in findings))
     findings.sort(key=lambda finding: areas.index(finding["area"]))
     if as_json:
@@ -51,7 +51,35 @@ def _finding(area: str, state: str, what: str, fix: str = "") -> dict[str, Any]:
     return {"area": area, "state": state, "what": what, "fix": fix}
 
 
+def _formats() -> list[dict[str, Any]]:
+    """Number formats, the answer first: what works, what does not, and what was done about it."""
+    from lockstep.machine import facts, formats, trial
+
+    try:
+        known = facts.ask()
+    except trial.NotKnown as error:
+        return [_finding("number formats", "problem", f"not known: {error}", "pip install torch")]
+    problems = {kind: formats.problem(kind, known) for kind in formats.FORMATS}
+    found = [_finding("number formats", "ok" if not all(problems.values()) else "problem", formats.works_line(known))]
+    for kind, wrong in problems.items():
+        if wrong:
+            found.append(_finding("number formats", "problem", wrong, f"runs that need {kind} are refused"))
+    cap = formats.cap_line(known)
+    if cap:
+        found.append(_finding("number formats", "ok", cap))
+    for name, wrong in known.now().items():
+        if wrong and name.startswith("strided"):
+            fix = "memory_format=auto keeps models with such a layer contiguous"
+            found.append(_finding("number formats", "problem", f"{name} {wrong}", fix))
+    settings = [f"{name}={value}" for name, value in known.machine.items() if name in facts.VARIABLES]
+    if settings:
+        found.append(_finding("number formats", "ok", f"tried under your own {' '.join(settings)}"))
+    found.append(_finding("number formats", "ok", f"kept in {facts.path()}; it took {known.seconds:.1f} s"))
+    return found
+
+
 def _machine() -> list[dict[str, Any]]:
+    from lockstep.machine.cores import measure
     from lockstep.measure.environment import machine
 
     seen = machine()
@@ -70,6 +98,16 @@ def _machine() -> list[dict[str, Any]]:
         )
     else:
         found.append(_finding("machine", "ok", f"load {load:.1f}: quiet enough to measure"))
+    had = measure()
+    enough = had.had > 0.8 * had.usable and had.stolen < 0.02
+    found.append(
+        _finding(
+            "machine",
+            "ok" if enough else "problem",
+            f"{had.had:.1f} cores' worth of time when all {had.usable} are asked for, {had.stolen:.0%} stolen by the hypervisor",
+            "" if enough else "other work, a quota or a busy host takes the rest: timings will be noisy",
+        )
+    )
     if hasattr(os, "sched_setaffinity"):
         found.append(_finding("machine", "ok", "ranks can be pinned to cores"))
     else:
@@ -146,7 +184,7 @@ def _launchers() -> list[dict[str, Any]]:
 
 def _data() -> list[dict[str, Any]]:
     from lockstep.data import known_data
-    from lockstep.data.store import cache_folder
+    from lockstep.machine.cache import cache_folder
 
     found = []
     for entry in known_data():

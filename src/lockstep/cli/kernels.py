@@ -155,7 +155,8 @@ def _report(cells: list[Cell], roofs: dict[int, Roof], keep: bool, into: Path | 
     import msgspec
 
     from lockstep.kernels import native, table
-    from lockstep.measure.environment import cpu_model, version_of
+    from lockstep.machine.cpu import cpu_model
+    from lockstep.measure.environment import version_of
     from lockstep.placement import cores
 
     kernels = native.load()

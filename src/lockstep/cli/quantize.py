@@ -110,9 +110,17 @@ def command(
 ) -> None:
     """Turn a finished run's model into 8-bit integers, test it, write it, measure it."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler reports its own start and stop
+    from lockstep.machine import facts, formats
+    from lockstep.run import Run, runs_root
+
+    chosen = Run.find(run, runs_root(runs))
+    formats.check("lockstep quantize", "int8", "this model can be used in fp32 only")
+    os.environ.update(facts.rank_environment())  # before torch reads it
+    if formats.cap_line(facts.known()):
+        note(str(formats.cap_line(facts.known())))
+
     from lockstep.quantize.job import Wish, quantize
     from lockstep.quantize.scheme import Scheme
-    from lockstep.run import Run, runs_root
 
     wish = Wish(
         method=method,
@@ -129,7 +137,7 @@ def command(
         threads=threads,
         data_root=data_root.absolute() if data_root else None,
     )
-    document = quantize(Run.find(run, runs_root(runs)), wish, note)
+    document = quantize(chosen, wish, note)
     if as_json:
         print_json(document)
     else:

@@ -126,6 +126,7 @@ def command(
     from lockstep.errors import InputError
     from lockstep.launch import execute, prepare, specify
     from lockstep.launch.resume import resumed
+    from lockstep.machine import facts
     from lockstep.run import Options, Run, runs_root
 
     ours, script, script_args = split_script(words)
@@ -162,6 +163,7 @@ def command(
             note(spec.plan.line())
         for line in remarks(spec):
             note(line)
+    facts.start_in_background()
     try:
         execute(run, spec, host_index or 0, progress)
     finally:
@@ -220,7 +222,8 @@ def warnings(spec: Any) -> list[str]:
 
 def remarks(spec: Any) -> list[str]:
     """What a run says about itself before it starts."""
-    from lockstep.measure.hardware import precision_line
+    from lockstep.machine import facts
+    from lockstep.machine.formats import cap_line, precision_line
     from lockstep.placement import changes_mathematics, unknown_mathematics
     from lockstep.run import Run
 
@@ -234,6 +237,9 @@ def remarks(spec: Any) -> list[str]:
         found.append(spec.plan.lr_note)
     if recipe.precision != "fp32":
         found.append(precision_line(recipe.precision, spec.placement))
+    cap = cap_line(facts.known()) if spec.placement.device == "cpu" and spec.placement.launcher != "slurm" else None
+    if cap:
+        found.append(cap)
     changed = changes_mathematics(spec.placement, recipe)
     if changed:
         found.append(f"this placement changes the mathematics: {changed}")

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from lockstep.comms.cells import Cell
-from lockstep.measure.environment import cpu_model, version_of
+from lockstep.machine.cpu import cpu_model
+from lockstep.measure.environment import version_of
 from lockstep.placement import cores
 from lockstep.run import read_json, write_atomic
 
@@ -19,7 +20,7 @@ FORMAT = 1
 
 def folder() -> Path:
     """The folder `comms` next to the data cache."""
-    from lockstep.data.store import cache_folder
+    from lockstep.machine.cache import cache_folder
 
     return cache_folder().parent / "comms"
 

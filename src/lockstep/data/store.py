@@ -18,21 +18,11 @@ from lockstep.data.places import Gathered
 from lockstep.data.resident import Damage, Meta, Resident, RootFact
 from lockstep.data.voice import Voice
 from lockstep.errors import DataError, InputError
+from lockstep.machine.cache import cache_folder
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-
-def cache_folder() -> Path:
-    """LOCKSTEP_DATA, else $XDG_CACHE_HOME/lockstep/data, else ~/.cache/lockstep/data."""
-    chosen = os.environ.get("LOCKSTEP_DATA")
-    if chosen:
-        return Path(chosen).expanduser().absolute()
-    base = os.environ.get("XDG_CACHE_HOME")
-    # The XDG rules say that a relative path there is to be ignored.
-    home = Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache"
-    return home / "lockstep" / "data"
 
 
 def is_offline(asked: bool = False) -> bool:

@@ -12,7 +12,7 @@ from lockstep.explain.accuracy import same_recipe
 from lockstep.explain.evidence import Evidence
 from lockstep.explain.finding import Finding
 from lockstep.explain.words import points
-from lockstep.measure.hardware import cpu_support, precision_line
+from lockstep.machine.formats import cpu_support, precision_line
 from lockstep.placement import Placement
 from lockstep.run import Run
 from lockstep.study.measures import Sample, sample, value

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.measure.hardware import cpu_flags
+from lockstep.machine.cpu import cpu_flags
 
 SOURCES = Path(__file__).with_name("csrc")
 # No -ffast-math: it would change what becomes of NaN and infinity.
@@ -91,7 +91,7 @@ def library(name: str) -> Path:
 
 
 def folder() -> Path:
-    from lockstep.data.store import cache_folder
+    from lockstep.machine.cache import cache_folder
 
     return cache_folder().parent / "kernels"
 

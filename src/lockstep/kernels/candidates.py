@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from lockstep.kernels import dispatch, op
 from lockstep.kernels.dispatch import Way
-from lockstep.measure.hardware import cpu_support
+from lockstep.machine.formats import cpu_support
 from lockstep.models.nets import without_onednn
 
 

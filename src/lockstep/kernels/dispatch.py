@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from lockstep.kernels.table import Row, rows
-from lockstep.measure.hardware import cpu_support
+from lockstep.machine.formats import cpu_support
 
 
 class Way(IntEnum):

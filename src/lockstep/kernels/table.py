@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from lockstep.measure.environment import cpu_model, version_of
+from lockstep.machine.cpu import cpu_model
+from lockstep.measure.environment import version_of
 from lockstep.placement import cores
 from lockstep.run import read_json, write_atomic
 

@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lockstep.machine.facts import rank_environment
 from lockstep.placement import Placement
 
 # glibc gives large blocks back to the system at every free and faults them in again at every allocation. Keeping
@@ -48,6 +49,9 @@ def thread_environment(placement: Placement) -> dict[str, str]:
 
 def default_environment(placement: Placement) -> dict[str, str]:
     defaults = dict(KEEP_MEMORY)
+    # On a cluster the machine that submits need not be one that trains.
+    if placement.device == "cpu" and placement.launcher != "slurm":
+        defaults |= rank_environment()
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     if placement.hosts == 1 and loopback:
         # Ranks of one host talk over loopback: no other machine can connect, whatever the host's name resolves to.

@@ -6,9 +6,11 @@ import os
 import platform
 import sys
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
+from lockstep.machine import facts
+from lockstep.machine.cpu import clock_mhz, cpu_model
+from lockstep.machine.formats import cap_line, works_line
 from lockstep.placement import cores
 
 
@@ -17,16 +19,6 @@ def version_of(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def cpu_model() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith(("model name", "Hardware", "cpu model")):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def memory_bytes() -> int | None:
@@ -38,13 +30,18 @@ def memory_bytes() -> int | None:
 
 def machine() -> dict[str, Any]:
     """All that can be said without torch."""
+    known = facts.known()
     return {
         "host": platform.node(),
         "system": f"{platform.system()} {platform.release()}",
         "cpu": cpu_model(),
+        "clock_mhz": clock_mhz(),
         "cores_usable": cores(),
         "cores_machine": os.cpu_count(),
         "memory_bytes": memory_bytes(),
+        "number_formats": works_line(known) if known else None,
+        "instruction_cap": cap_line(known),
+        "instruction_settings": {name: os.environ[name] for name in facts.VARIABLES if name in os.environ},
         "load_1min": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "python": sys.version.split()[0],
         "lockstep": version_of("lockstep"),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.errors import InputError
-from lockstep.measure.hardware import cpu_flags
+from lockstep.machine.cpu import INSTRUCTIONS, allowed_flags
 from lockstep.quantize import bench, convert, engines, files, graph, peer, published, timing
 from lockstep.quantize.convert import Method, Prepared
 from lockstep.quantize.layers import use_kernels
@@ -107,7 +107,7 @@ def quantize(run: Run, wish: Wish, say: Callable[[str], None]) -> dict[str, Any]
 
 def _vnni() -> list[str]:
     """The CPU's instructions that add products of bytes in 32 bits."""
-    return sorted(flag for flag in cpu_flags() if "vnni" in flag or flag == "amx_int8")
+    return sorted(allowed_flags() & set(INSTRUCTIONS["int8"]))
 
 
 def _notes(wish: Wish, prepared: Prepared, program: torch.export.ExportedProgram | None) -> Iterator[str]:

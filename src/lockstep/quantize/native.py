@@ -15,7 +15,7 @@ from typing import Any
 
 from lockstep.errors import InputError
 from lockstep.kernels.build import compiler, folder, locked
-from lockstep.measure.hardware import cpu_flags
+from lockstep.machine.cpu import cpu_flags
 
 SOURCE = Path(__file__).with_name("csrc") / "winograd8.cpp"
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-mavx2", "-mfma", "-mtune=znver3")

@@ -39,7 +39,7 @@ def bundle(cache: Path | None = None) -> Bundle:
 
 
 def folder() -> Path:
-    from lockstep.data.store import cache_folder
+    from lockstep.machine.cache import cache_folder
 
     return cache_folder().parent / "vega"
 

@@ -1,0 +1,223 @@
+"""The child that tries: `python -m lockstep.machine.child` imports torch once and forks a process for each group of cases.
+
+It prints one JSON object: each case, and what went wrong with it ("" for nothing).
+
+Inputs are small whole numbers, drawn so that every sum of products is a whole number that all formats represent exactly. So a
+right result differs from float64's by less than 1/4, whatever the order of adding, and a wrong one by 1 or more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Case = Callable[[], None]
+# All cases of a format take a fraction of a second; a machine under load that needs a hundred times as long is not called broken.
+CASE_SECONDS = 60.0
+
+
+class WrongNumbers(Exception):
+    """A result that differs from float64's."""
+
+
+def try_all(cases: Mapping[str, Case], seconds: float = CASE_SECONDS) -> dict[str, str]:
+    """Each case's problem. Cases of one format (the first word) share a process; where it fails, each gets its own."""
+    answers: dict[str, str] = {}
+    for kind in dict.fromkeys(name.split()[0] for name in cases):
+        group = {name: case for name, case in cases.items() if name.split()[0] == kind}
+        together = len(group) > 1 and not _apart(partial(_each, group.values()), seconds)
+        answers |= {name: "" if together else _apart(case, seconds) for name, case in group.items()}
+    return answers
+
+
+def _each(cases: Iterable[Case]) -> None:
+    for case in cases:
+        case()
+
+
+def _apart(work: Callable[[], Any], seconds: float) -> str:
+    """Do it in a forked process, so that one broken case tells nothing about the next. Returns what went wrong."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        try:
+            work()
+            text = ""
+        except WrongNumbers:
+            text = "give wrong numbers"
+        except BaseException as error:
+            first = (str(error) or type(error).__name__).splitlines()[0]
+            text = f"fail ({first[:200]})"
+        os.write(writer, text.encode() or b"\n")
+        os._exit(0)
+    os.close(writer)
+    said = _read(reader, time.monotonic() + seconds)
+    os.close(reader)
+    if said is None:
+        os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    if said is None:
+        return f"do not end within {seconds:g} s"
+    if os.WIFSIGNALED(status):
+        return f"end with {signal.Signals(os.WTERMSIG(status)).name}"
+    return said.decode(errors="replace").strip()
+
+
+def _read(descriptor: int, until: float) -> bytes | None:
+    """All that is written until the other end is closed; None if that takes too long."""
+    parts: list[bytes] = []
+    while True:
+        if not select.select([descriptor], [], [], max(0.0, until - time.monotonic()))[0]:
+            return None
+        part = os.read(descriptor, 4096)
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
+
+
+def cases() -> dict[str, Case]:
+    """Every format, operation and size. The names complete the sentence "NAME end with SIGILL on this machine"."""
+    found: dict[str, Case] = {}
+    for kind in ("fp32", "bf16", "fp16"):
+        for size in ("small", "large"):
+            found[f"{kind} {size} convolutions"] = partial(_convolution, kind, size)
+            found[f"{kind} {size} linear layers"] = partial(_linear, kind, size)
+            found[f"{kind} {size} matrix products"] = partial(_product, kind, size)
+    for size in ("small", "large"):
+        found[f"int8 {size} convolutions"] = partial(_int8_convolution, size)
+        found[f"int8 {size} linear layers"] = partial(_int8_linear, size)
+        found[f"int8 {size} matrix products"] = partial(_int8_product, size)
+    for kind in ("fp32", "bf16"):
+        found[f"strided {kind} 1x1 convolutions in channels-last order"] = partial(_strided, kind)
+    return found
+
+
+def _numbers(*shape: int, low: int = -1, high: int = 1) -> Tensor:
+    import torch
+
+    return torch.randint(low, high + 1, shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
+
+
+def _check(work: Callable[..., Tensor], kind: str, *inputs: Tensor) -> None:
+    """Forward and backward in the format, against float64."""
+    import torch
+
+    results = []
+    for dtype in ({"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[kind], torch.float64):
+        given = [value.to(dtype).requires_grad_() for value in inputs]
+        result = work(*given)
+        outer = _numbers(*result.shape).to(dtype)
+        results.append([result.detach(), *torch.autograd.grad(result, given, outer)])
+    for found, exact in zip(*results, strict=True):
+        _compare(found, exact)
+
+
+def _compare(found: Tensor, exact: Tensor) -> None:
+    if not bool(((found.double() - exact).abs() < 0.25).all()):  # NaN is not below it either
+        raise WrongNumbers
+
+
+def _convolution(kind: str, size: str) -> None:
+    import torch
+    from torch.nn import functional
+
+    batch, channels, width, side = {"small": (2, 4, 8, 8), "large": (4, 32, 64, 16)}[size]
+    call = partial(functional.conv2d, padding=1)
+    image, weight, bias = _numbers(batch, channels, side, side), _numbers(width, channels, 3, 3), _numbers(width)
+    _check(call, kind, image, weight, bias)
+    last = {"memory_format": torch.channels_last}
+    _check(call, kind, image.contiguous(**last), weight.contiguous(**last), bias)
+
+
+def _linear(kind: str, size: str) -> None:
+    from torch.nn import functional
+
+    batch, inner, outer = {"small": (8, 16, 10), "large": (64, 256, 256)}[size]
+    _check(functional.linear, kind, _numbers(batch, inner), _numbers(outer, inner), _numbers(outer))
+
+
+def _product(kind: str, size: str) -> None:
+    import torch
+
+    rows, inner, columns = {"small": (8, 8, 8), "large": (64, 256, 96)}[size]
+    _check(torch.matmul, kind, _numbers(rows, inner), _numbers(inner, columns))
+
+
+def _int8_convolution(size: str) -> None:
+    import torch
+    from torch.nn import functional
+
+    batch, channels, width, side = {"small": (2, 4, 8, 8), "large": (4, 32, 64, 16)}[size]
+    image, weight = _numbers(batch, channels, side, side, low=0, high=3), _numbers(width, channels, 3, 3)
+    scales, zeros, shape = torch.ones(width), torch.zeros(width, dtype=torch.int64), ([1, 1], [1, 1], [1, 1], 1)
+    packed = torch.ops.onednn.qconv_prepack(weight.to(torch.int8), scales, 1.0, 0, *shape, None)
+    after: tuple[Any, ...] = (1.0, 0, torch.float32, "none", [], "")
+    call = torch.ops.onednn.qconv_pointwise
+    found = call(image.to(torch.uint8), 1.0, 0, packed, scales, zeros, None, *shape, *after)
+    _compare(found, functional.conv2d(image, weight, padding=1))
+
+
+def _int8_linear(size: str) -> None:
+    import torch
+
+    batch, inner, outer = {"small": (8, 16, 10), "large": (64, 256, 256)}[size]
+    values, weight = _numbers(batch, inner, low=0, high=3), _numbers(outer, inner)
+    scales, zeros = torch.ones(outer), torch.zeros(outer, dtype=torch.int64)
+    packed = torch.ops.onednn.qlinear_prepack(weight.to(torch.int8), None)
+    after: tuple[Any, ...] = (1.0, 0, torch.float32, "none", [], "")
+    found = torch.ops.onednn.qlinear_pointwise(values.to(torch.uint8), 1.0, 0, packed, scales, zeros, None, *after)
+    _compare(found, values @ weight.T)
+
+
+def _int8_product(size: str) -> None:
+    import torch
+
+    rows, inner, columns = {"small": (32, 16, 16), "large": (64, 256, 96)}[size]
+    left, right = _numbers(rows, inner), _numbers(inner, columns)
+    _compare(torch._int_mm(left.to(torch.int8), right.to(torch.int8)), left @ right)
+
+
+def _strided(kind: str) -> None:
+    """oneDNN writes beyond its scratch memory here; it shows when the damaged memory is used again, so many shapes are tried."""
+    import torch
+
+    torch.set_num_threads(2)  # its scratch memory is shared out among threads
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[kind]
+    for batch, channels, width, side in _strided_shapes():
+        image = torch.ones(batch, channels, side, side, dtype=dtype).contiguous(memory_format=torch.channels_last)
+        weight = torch.ones(width, channels, 1, 1, dtype=dtype).contiguous(memory_format=torch.channels_last)
+        image.requires_grad_()
+        result = torch.nn.functional.conv2d(image, weight.requires_grad_(), stride=2)
+        torch.autograd.grad(result, (image, weight), torch.ones_like(result))
+
+
+def _strided_shapes() -> Iterator[tuple[int, int, int, int]]:
+    for batch, side in ((1, 28), (2, 8), (4, 28)):
+        for channels in (4, 8):
+            yield from ((batch, channels, width, side) for width in (1, 8))
+
+
+def main() -> None:
+    os.environ.setdefault(
+        "OMP_WAIT_POLICY", "PASSIVE"
+    )  # threads that spin while they wait would hinder the run beside us
+    import torch
+
+    torch.set_num_threads(1)
+    json.dump(try_all(cases()), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
