@@ -84,7 +84,7 @@ def submit(run: Run, spec: Spec) -> str:
         raise InputError(_refusal(errors or output))
     try:
         write_atomic(run.folder / RECORD, {"job": job, "submitted": time.time()})
-    except OSError:
+    except BaseException:  # Ctrl-C too
         cancel(job)  # nobody would know of it
         raise
     return job

@@ -13,7 +13,7 @@ from lockstep.launch import slurm
 from lockstep.launch.slurm_job import LEAVE_S, RECORD, end
 from lockstep.launch.stall import Stalled, StallWatch
 from lockstep.launch.supervise import signals_as_interrupt
-from lockstep.run import DATA, Run, Spec, read_json
+from lockstep.run import DATA, ENDED, Run, Spec, read_json
 from lockstep.study.execute import Session, Step, begin, keep
 from lockstep.study.plan import Item
 
@@ -40,24 +40,32 @@ def run_jobs(session: Session, items: list[Item]) -> None:
     under_way = [job for item in items if (job := _adopt(session, item))]
     adopted = {job.item.digest for job in under_way}
     waiting = [item for item in items if item.digest not in adopted]
+    begun = [job.run for job in under_way]
     with signals_as_interrupt():
         try:
             while waiting or under_way:
                 while waiting and len(under_way) < AT_ONCE:
-                    if job := _submit(session, waiting.pop(0)):
+                    if job := _submit(session, waiting.pop(0), begun):
                         under_way.append(job)
                 under_way = [job for job in under_way if not _ended(session, job)]
                 if under_way:
                     time.sleep(LOOK_S)
         except KeyboardInterrupt:
-            for job in under_way:
-                slurm.cancel(job.number)
-            for job in under_way:
-                end(job.number)
-                job.run.write_final_status("cancelled", cause="stopped by the user")
+            _take_back([run for run in begun if run.recorded_status()["state"] not in ENDED])
             raise RunCancelled(
                 f"stopped; run the same command again to go on with study '{session.folder.name}'"
             ) from None
+
+
+def _take_back(runs: list[Run]) -> None:
+    """By what their folders say: the interrupt may have come between the submission of a job and our knowing of it."""
+    jobs = [str(record["job"]) for run in runs if (record := read_json(run.folder / RECORD))]
+    for job in jobs:
+        slurm.cancel(job)
+    for job in jobs:
+        end(job)
+    for run in runs:
+        run.write_final_status("cancelled", cause="stopped by the user")
 
 
 def _adopt(session: Session, item: Item) -> Job | None:
@@ -71,10 +79,11 @@ def _adopt(session: Session, item: Item) -> Job | None:
     return Job(item, run, spec, str(record["job"]), float(record["submitted"]), StallWatch(run, spec))
 
 
-def _submit(session: Session, item: Item) -> Job | None:
+def _submit(session: Session, item: Item, begun: list[Run]) -> Job | None:
     began = session.clock()
     session.watcher.begins(_step(session, item))
     run, spec = begin(session, item)
+    begun.append(run)
     run.write_status("starting", host=platform.node())
     try:
         number = slurm.submit(run, spec)
