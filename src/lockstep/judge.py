@@ -109,7 +109,9 @@ class Records:
         path = self.folder / f"{kind}-{number:08d}{'' if rank is None else f'-{rank:04d}'}.pt"
         if path in self._small:
             return self._small[path]
-        content: dict[str, Any] | None = torch.load(path, weights_only=True) if path.exists() else None
+        content: dict[str, Any] | None = (
+            torch.load(path, map_location="cpu", weights_only=True) if path.exists() else None
+        )
         if content is not None and path.stat().st_size < SMALL_BYTES:
             self._small[path] = content
         return content

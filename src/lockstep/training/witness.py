@@ -323,7 +323,7 @@ class Witness:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = torch.load(path, weights_only=True)
+    content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     return content
 
 
