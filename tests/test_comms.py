@@ -128,6 +128,11 @@ def hangs(tensor):
         time.sleep(1000)
     dist.all_reduce(tensor)
 
+def tells(tensor):
+    "Leaves a sign that this rank is measuring."
+    open(os.path.join(os.path.dirname(__file__), f"measuring-{dist.get_rank()}"), "w").close()
+    dist.all_reduce(tensor)
+
 def missing(tensor):
     raise NotImplementedError("all_reduce is not supported here")
 """
@@ -221,9 +226,10 @@ def test_what_is_not_supported_is_recorded_as_that(cli: Cli) -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)])
 def test_whoever_stops_it_no_rank_is_left(cli: Cli, number: signal.Signals, code: int) -> None:
-    process = cli.start("comms", "--backend", "gloo", "--out", "out", "--rounds", "1000")
-    wait_for(lambda: list(cli.folder.glob("out/*/rendezvous")), what="ranks that meet")
-    time.sleep(1.0)  # so that they are measuring
+    (cli.folder / "faults.py").write_text(FAULTS)
+    words = ("--own", f"{cli.folder / 'faults.py'}:tells", "--backend", "gloo", "--out", "out", "--rounds", "1000")
+    process = cli.start("comms", *words)
+    wait_for(lambda: len(list(cli.folder.glob("measuring-*"))) == 2, what="both ranks to measure")
     assert len(processes_of(cli.folder / "out")) == 2
     process.send_signal(number)
     _, errors = process.communicate(timeout=20)
