@@ -20,9 +20,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
-from lockstep.parallel import mpi_group
+from lockstep.parallel import mpi_group, mpi_work
 from lockstep.parallel.ranks import MPI_SEGMENTS
 
+MPI = mpi_group.MPI  # imported there, which does not initialize it yet
 R = dist.ReduceOp
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -281,6 +282,69 @@ def barrier() -> None:
 
 
 @check
+def messages_while_a_collective_is_under_way() -> None:
+    """Small ones are carried out in the call, unless another rank is late: it may need what this rank does next."""
+    mine = numbers(me())
+    if me() == 0:
+        works = [dist.all_reduce(mine, async_op=True), dist.barrier(async_op=True)]
+        assert not works[0].is_completed()
+        for other in range(1, world()):
+            dist.send(torch.tensor([7.0]), other)
+        for work in works:
+            work.wait()
+    else:
+        word = torch.zeros(1)
+        dist.recv(word, 0)
+        dist.all_reduce(mine)
+        dist.barrier()
+    same(mine, everyones(torch.float32).sum(0))
+
+
+@check
+def ranks_that_differ_are_told() -> None:
+    odd = me() == 1
+    differing: dict[str, Callable[[Any], Any]] = {
+        "size": lambda group: dist.all_reduce(torch.ones(10 + odd), group=group),
+        "type": lambda group: dist.all_reduce(torch.ones(10, dtype=torch.int32 if odd else torch.float32), group=group),
+        "operation": lambda group: dist.all_reduce(torch.ones(10), R.MAX if odd else R.SUM, group=group),
+        "root": lambda group: dist.broadcast(torch.ones(4), int(odd), group=group),
+        "large": lambda group: dist.all_reduce(torch.ones(LARGE + odd), group=group),
+        "kind": lambda group: dist.barrier(group) if odd else dist.broadcast(torch.ones(4), 0, group=group),
+    }
+    for call in differing.values():
+        group = dist.new_group(timeout=timedelta(seconds=20))
+        with pytest.raises(RuntimeError, match=rf"backend=mpi: rank {me()} called .*, but rank \d called another"):
+            call(group)
+        with pytest.raises(RuntimeError, match="this process group is broken"):
+            dist.barrier(group)
+    if me() == 0:
+        dist.send(torch.ones(5), 1)
+    if odd:
+        with pytest.raises(RuntimeError, match="backend=mpi: recv: rank 0 sent 20 bytes, but the tensor has 28"):
+            dist.recv(torch.ones(7), 0)
+
+
+@check
+def the_gate_between_hosts() -> None:
+    """These ranks share a host and so another gate; this one is told the same."""
+    gate = mpi_work.ReducingGate(MPI.COMM_WORLD)
+    for turn in range(3):
+        gate.enter(1000 + turn)
+        mpi_work.sleep_until(gate.look, 20, "turn")
+    gate.enter(1000 + (me() == 1))
+    with pytest.raises(mpi_work.Mismatch, match="another rank called another collective"):
+        mpi_work.sleep_until(gate.look, 20, "turn")
+    gate.close()
+
+
+@check
+def sparse_tensors() -> None:
+    tensor = torch.eye(4).mul(me() + 1).roll(me(), 0).to_sparse()
+    dist.all_reduce(tensor)
+    same(tensor.to_dense(), sum(torch.eye(4).mul(rank + 1).roll(rank, 0) for rank in range(world())))  # type: ignore[arg-type]
+
+
+@check
 def objects() -> None:
     found: list[Any] = [None] * world()
     dist.all_gather_object(found, {"rank": me()})
@@ -365,8 +429,6 @@ def empty_tensors() -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     name = mpi_group.register()
-    from mpi4py import MPI
-
     # Singletons, on purpose: what a launcher of another MPI comes to.
     size = int(os.environ.get("PRETEND_WORLD", MPI.COMM_WORLD.size))
     store = dist.FileStore(str(Path(sys.argv[1]) / "rendezvous"), size)

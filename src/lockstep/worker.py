@@ -103,10 +103,10 @@ def main() -> None:
 
 def _fail(run: Run, rank: Rank, error: BaseException) -> None:
     """Leave an account for the supervisor, then end at once: a rank that waits for a dead peer would hang."""
-    from lockstep.parallel.group import exit_now, is_peer_loss
+    from lockstep.parallel.group import exit_now, is_peer_loss, message_of
 
     step = _last_step(run.rank_folder(rank.rank))
-    kind, message, code = type(error).__name__, str(error).partition("\n")[0], RunFailed.exit_code
+    kind, message, code = type(error).__name__, message_of(error), RunFailed.exit_code
     lost = _folder_lost(run, error)
     if lost is not None:
         # Before the first step it is a place that does not do; after that, a run that failed.

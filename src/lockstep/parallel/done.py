@@ -8,7 +8,10 @@ from typing import Any
 from torch.distributed import Work
 from torch.futures import Future
 
+from lockstep.parallel.untraced import untraced
 
+
+@untraced
 class Done(Work):
     """An operation that was over before its call returned."""
 

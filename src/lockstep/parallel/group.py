@@ -143,6 +143,12 @@ def is_peer_loss(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(sign in text for sign in PEER_LOSS)
 
 
+def message_of(error: BaseException) -> str:
+    """Its first line, without what torch puts before an error that it got through a future (parallel/pending.py)."""
+    first = str(error).partition("\n")[0]
+    return first.removeprefix("Got the following error when running the callback: RuntimeError: ")
+
+
 def gather(values: list[float]) -> list[list[float]]:
     """Every rank's values, in the order of ranks, on every rank."""
     if not dist.is_initialized():

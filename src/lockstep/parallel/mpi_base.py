@@ -11,7 +11,9 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from lockstep.parallel.done import Done
-from lockstep.parallel.mpi_work import Progress, Queued, gate_for
+from lockstep.parallel.mpi_work import Mismatch, briefly, gate_for, sleep_until
+from lockstep.parallel.pending import Pending, Progress
+from lockstep.parallel.untraced import untraced
 
 NAME = "lockstep_mpi"
 # Up to this size an operation is finished before its call returns, even where the caller would not have waited: handing
@@ -21,6 +23,7 @@ INLINE_BYTES = int(os.environ.get("LOCKSTEP_MPI_INLINE_BYTES", 1 << 20))
 open_groups: set[int] = set()
 
 
+@untraced
 class MpiBase(dist.ProcessGroup):
     """One communicator. torch calls the methods without underscore; their names and arguments are its."""
 
@@ -28,8 +31,9 @@ class MpiBase(dist.ProcessGroup):
         super().__init__(communicator.rank, communicator.size)
         self._comm, self._rank, self._size = communicator, communicator.rank, communicator.size
         self._timeout_s = timeout.total_seconds()
-        self._gate, self._progress = gate_for(communicator), Progress()
+        self._gate, self._progress = gate_for(communicator), Progress("lockstep-mpi")
         self._name = self._description = "undefined"
+        self._barriers, self._broken = 0, ""
         open_groups.add(id(self))
 
     # ------------------------------------------------ who we are; the base class asks backends that we do not have
@@ -81,18 +85,56 @@ class MpiBase(dist.ProcessGroup):
 
     # ------------------------------------------------ from an operation to what torch waits for
 
-    def _do(self, what: str, perform: Callable[[], None], result: Any, size: int, options: Any) -> Any:
-        """Wait for the others and carry it out: here, or, where it is large and the caller has something else to do, in
-        the progress thread. What is queued there comes first: MPI matches operations by their order."""
-        wait_here = size <= INLINE_BYTES or not getattr(options, "asyncOp", True)
-        if wait_here and not self._progress.queue:
-            self._gate.wait(self._timeout_s, what)
-            perform()
-            return Done(result)
+    def _do(
+        self, what: str, alike: int, perform: Callable[[], None], result: Any, size: int, options: Any
+    ) -> Done | Pending:
+        """Wait for the others and carry it out: here, or in the progress thread. There go large ones whose caller has something
+        else to do, and those for which another rank is late: it may wait for what this caller does next. What is queued
+        comes first: MPI matches operations by their order."""
+        asynchronous = getattr(options, "asyncOp", True)
+        here = not self._progress.queue and (size <= INLINE_BYTES or not asynchronous)
+        if here:
+            self._enter(alike)
+            if self._meet(what, brief=asynchronous):
+                perform()
+                return Done(result)
 
         def queued() -> None:
-            # No spinning there: it would keep the computing thread from its core and from the interpreter's lock.
-            self._gate.wait(self._timeout_s, what, spins=0)
+            if not here:
+                self._enter(alike)
+            self._sleep_until_all_are_here(what)
             perform()
 
-        return self._progress.add(Queued(queued, result, what))
+        return self._progress.add(Pending(queued, result, "mpi"))
+
+    def _enter(self, alike: int) -> None:
+        """Come to the gate, for what `alike` stands for."""
+        if self._broken:
+            raise RuntimeError(f"this process group is broken: {self._broken}")
+        self._gate.enter(alike)
+
+    def _meet(self, what: str, brief: bool) -> bool:
+        """Wait for the others at the gate. With `brief`, returns False instead of sleeping."""
+        try:
+            if briefly(self._gate.look):
+                return True
+            if brief:
+                return False
+            sleep_until(self._gate.look, self._timeout_s, what)
+        except RuntimeError as error:
+            raise self._break(what, error) from None
+        return True
+
+    def _sleep_until_all_are_here(self, what: str) -> None:
+        """Without ever holding the core, which belongs to the thread that computes."""
+        try:
+            sleep_until(self._gate.look, self._timeout_s, what)
+        except RuntimeError as error:
+            raise self._break(what, error) from None
+
+    def _break(self, what: str, error: RuntimeError) -> RuntimeError:
+        """Ranks that did not meet once would be one operation apart from then on."""
+        if isinstance(error, Mismatch):
+            error = RuntimeError(f"backend=mpi: rank {self._rank} called {what}, but {error}")
+        self._broken = str(error)
+        return error

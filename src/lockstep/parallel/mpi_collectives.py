@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -21,11 +23,16 @@ from lockstep.parallel.mpi_buffers import (
     reduction,
     rows_to_counts,
 )
-from lockstep.parallel.mpi_work import Message
+from lockstep.parallel.mpi_work import Message, sleep_until
+from lockstep.parallel.pending import Pending
+from lockstep.parallel.signature import signature
+from lockstep.parallel.untraced import untraced
 
 Tensors = list[torch.Tensor]
+SUM_NUMBER = hash(SUM)
 
 
+@untraced
 class MpiGroup(MpiBase):
     """Every collective of torch.distributed; arguments are checked before the ranks meet, so that a wrong one raises."""
 
@@ -33,8 +40,12 @@ class MpiGroup(MpiBase):
 
     def allreduce(self, tensors: Tensors, options: Any = None) -> Any:
         operation = _operation(options)
-        if len(tensors) == 1 and operation == SUM and self._sum_at_once(tensors[0]):
-            return Done(tensors)
+        if len(tensors) == 1 and operation == SUM:
+            if not tensors[0].is_contiguous() and tensors[0].is_sparse:
+                return self._sparse_sum(tensors[0], options)
+            work = self._sum_at_once(tensors[0], options)
+            if work is not None:
+                return work
         hows = [reduction(operation, tensor.dtype) for tensor in tensors]
 
         def perform() -> None:
@@ -43,19 +54,51 @@ class MpiGroup(MpiBase):
                 self._comm.Allreduce(MPI.IN_PLACE, reduced(mine), how.operation)
                 self._give(tensor, mine, how.average)
 
-        return self._do("all_reduce", perform, tensors, _bytes(tensors), options)
+        count = sum(tensor.numel() for tensor in tensors)
+        alike = signature("all_reduce", tensors[0].dtype, count, hash(operation))
+        return self._do("all_reduce", alike, perform, tensors, _bytes(tensors), options)
 
     allreduce_coalesced = allreduce
 
-    def _sum_at_once(self, tensor: torch.Tensor) -> bool:
+    def _sum_at_once(self, tensor: torch.Tensor, options: Any) -> Any:
         """The same by a shorter way for what is nearly always asked, small gradients in one piece: half the time spent in
-        Python. False where it does not apply."""
+        Python. None where it does not apply."""
         kind, size = REDUCIBLE.get(tensor.dtype), tensor.nbytes
         if kind is None or size > INLINE_BYTES or self._progress.queue or not tensor.is_contiguous():
-            return False
-        self._gate.wait(self._timeout_s, "all_reduce")
-        self._comm.Allreduce(MPI.IN_PLACE, (memory_at(tensor.data_ptr(), size), tensor.numel(), kind), MPI.SUM)
-        return True
+            return None
+        buffer = (memory_at(tensor.data_ptr(), size), tensor.numel(), kind)
+        self._enter(signature("all_reduce", tensor.dtype, tensor.numel(), SUM_NUMBER))
+        brief = getattr(options, "asyncOp", True)
+        if self._meet("all_reduce", brief):
+            self._comm.Allreduce(MPI.IN_PLACE, buffer, MPI.SUM)
+            return Done([tensor])
+
+        def queued() -> None:
+            self._sleep_until_all_are_here("all_reduce")
+            self._comm.Allreduce(MPI.IN_PLACE, buffer, MPI.SUM)
+
+        return self._progress.add(Pending(queued, [tensor], "mpi"))
+
+    def _sparse_sum(self, tensor: torch.Tensor, options: Any) -> Any:
+        """Everybody's entries, gathered and added up by place."""
+        mine = tensor.detach().coalesce()
+
+        def perform() -> None:
+            indices, values = mine.indices().t().contiguous(), mine.values().contiguous()
+            entries = self._comm.allgather(len(indices))
+            places = self._gathered_rows(indices, entries)
+            numbers = self._gathered_rows(values, entries)
+            total = torch.sparse_coo_tensor(places.t(), numbers, tensor.shape, check_invariants=False)
+            tensor.copy_(total.coalesce())
+
+        alike = signature("all_reduce", tensor.dtype, tensor.numel(), SUM_NUMBER, root=1)  # told from a dense one
+        return self._do("all_reduce", alike, perform, [tensor], mine.values().nbytes, options)
+
+    def _gathered_rows(self, mine: torch.Tensor, rows: list[int]) -> torch.Tensor:
+        row = mine.shape[1:].numel()
+        room = torch.empty((sum(rows), *mine.shape[1:]), dtype=mine.dtype)
+        self._comm.Allgatherv(moved(mine), moved_unevenly(room, [count * row for count in rows]))
+        return room
 
     def _give(self, target: torch.Tensor, mine: torch.Tensor, average: bool = False) -> None:
         """What is left to do when the numbers are there: divide, and copy where MPI could not work in place."""
@@ -76,7 +119,8 @@ class MpiGroup(MpiBase):
             else:
                 self._comm.Reduce(reduced(mine), None, how.operation, root)
 
-        return self._do("reduce", perform, tensors, tensor.nbytes, options)
+        alike = signature("reduce", tensor.dtype, tensor.numel(), hash(options.reduceOp), root)
+        return self._do("reduce", alike, perform, tensors, tensor.nbytes, options)
 
     def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, options: Any = None) -> Any:
         how = reduction(_operation(options), output.dtype)
@@ -88,7 +132,8 @@ class MpiGroup(MpiBase):
             self._comm.Reduce_scatter_block(reduced(source, self._size), reduced(mine), how.operation)
             self._give(output, mine, how.average)
 
-        return self._do("reduce_scatter", perform, output, given.nbytes, options)
+        alike = signature("reduce_scatter", output.dtype, output.numel(), hash(_operation(options)))
+        return self._do("reduce_scatter", alike, perform, output, given.nbytes, options)
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -113,7 +158,8 @@ class MpiGroup(MpiBase):
             self._comm.Bcast(moved(mine), root)
             self._give(tensor, mine)
 
-        return self._do("broadcast", perform, tensors, tensor.nbytes, options)
+        alike = signature("broadcast", tensor.dtype, tensor.numel(), root=root)
+        return self._do("broadcast", alike, perform, tensors, tensor.nbytes, options)
 
     def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, options: Any = None) -> Any:
         _check(output.numel() == given.numel() * self._size and given.dtype is output.dtype, "all_gather")
@@ -123,7 +169,8 @@ class MpiGroup(MpiBase):
             self._comm.Allgather(moved(source), moved(mine, self._size))
             self._give(output, mine)
 
-        return self._do("all_gather", perform, output, output.nbytes, options)
+        alike = signature("all_gather", given.dtype, given.numel())
+        return self._do("all_gather", alike, perform, output, output.nbytes, options)
 
     _allgather_base = all_gather_single
 
@@ -143,7 +190,8 @@ class MpiGroup(MpiBase):
             self._comm.Allgather(moved(source), moved(room, self._size))
             _spread(room, targets)
 
-        return self._do("all_gather", perform, outputs, given.nbytes * self._size, options)
+        alike = signature("all_gather", given.dtype, given.numel())
+        return self._do("all_gather", alike, perform, outputs, given.nbytes * self._size, options)
 
     def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, options: Any = None) -> Any:
         # torch lists the outputs by rank here, not by tensor.
@@ -165,7 +213,8 @@ class MpiGroup(MpiBase):
             else:
                 self._comm.Gather(moved(source), None, root)
 
-        return self._do("gather", perform, outputs, given.nbytes, options)
+        alike = signature("gather", given.dtype, given.numel(), root=root)
+        return self._do("gather", alike, perform, outputs, given.nbytes, options)
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], options: Any) -> Any:
         (output,), root = outputs, options.rootRank
@@ -178,7 +227,8 @@ class MpiGroup(MpiBase):
             self._comm.Scatter(None if source is None else moved(source, self._size), moved(mine), root)
             self._give(output, mine)
 
-        return self._do("scatter", perform, outputs, output.nbytes, options)
+        alike = signature("scatter", output.dtype, output.numel(), root=root)
+        return self._do("scatter", alike, perform, outputs, output.nbytes, options)
 
     def all_to_all_single(
         self, output: torch.Tensor, given: torch.Tensor, to: list[int], of: list[int], options: Any = None
@@ -191,8 +241,7 @@ class MpiGroup(MpiBase):
             self._comm.Alltoallv(moved_unevenly(source, sent), moved_unevenly(mine, taken))
             self._give(output, mine)
 
-        # Ranks may send and take different amounts, but all of them take part.
-        return self._do("all_to_all", perform, output, output.nbytes, options)
+        return self._do("all_to_all", _all_to_all(output), perform, output, output.nbytes, options)
 
     alltoall_base = all_to_all_single
 
@@ -207,7 +256,7 @@ class MpiGroup(MpiBase):
             for tensor, piece in zip(outputs, room.split(taken), strict=True):
                 tensor.copy_(piece.view(tensor.shape))
 
-        return self._do("all_to_all", perform, outputs, _bytes(outputs), options)
+        return self._do("all_to_all", _all_to_all(outputs[0]), perform, outputs, _bytes(outputs), options)
 
     # ------------------------------------------------ from one rank to another, and all together
 
@@ -221,13 +270,65 @@ class MpiGroup(MpiBase):
         (tensor,) = tensors
         mine = _room_for(tensor)
         request = self._comm.Irecv(moved(mine), source, tag)
-        return Message(request, tensors, self._timeout_s, "recv", lambda: self._give(tensor, mine), mine)
+
+        def finish(status: MPI.Status) -> None:
+            came = status.Get_count(MPI.BYTE)
+            if came != mine.nbytes:
+                raise RuntimeError(
+                    f"backend=mpi: recv: rank {status.source} sent {came:,} bytes, but the tensor has {mine.nbytes:,}"
+                )
+            self._give(tensor, mine)
+
+        return Message(request, tensors, self._timeout_s, "recv", finish, mine)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Any:
         return self.recv(tensors, MPI.ANY_SOURCE, tag)
 
     def barrier(self, options: Any = None, opts: Any = None) -> Any:
-        return self._do("barrier", _nothing, [], 0, options)  # the gate is one
+        alike = signature("barrier", torch.uint8, 0)
+        return self._do("barrier", alike, _nothing, [], 0, opts or options)  # the gate is one
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Messages to rank 0, and its answers when all have come. The words are those of gloo."""
+        limit_s = self._timeout_s if timeout is None else timeout.total_seconds()
+        until = time.monotonic() + limit_s
+        # A number of its own for each, so that a message which nobody took is not taken for one of the next barrier.
+        self._barriers += 1
+        tag = (
+            int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767) - self._barriers % 1024
+        )  # 32767: what MPI grants at least
+        nothing = torch.empty(0)
+
+        def came(other: int) -> bool:
+            request = self._comm.Irecv(moved(nothing), other, tag)
+            try:
+                sleep_until(request.Test, max(until - time.monotonic(), 0.0), "monitored_barrier")
+            except RuntimeError:
+                request.Cancel()
+                return False
+            return True
+
+        if self._rank:
+            self._comm.Isend(moved(nothing), 0, tag).Wait()
+            if not came(0):
+                raise RuntimeError(
+                    f"Rank {self._rank} successfully reached monitoredBarrier, but received errors while waiting for "
+                    "send/recv from rank 0. Please check rank 0 logs for faulty rank."
+                )
+            return
+        if limit_s <= 0:
+            raise RuntimeError("Rank 0 timed out in monitoredBarrier after 0 ms.")
+        missing: list[int] = []
+        for other in range(1, self._size):
+            if not came(other):
+                missing.append(other)
+                if not wait_all_ranks:
+                    break
+        if missing:
+            words = f"Rank{'s' * wait_all_ranks} {', '.join(map(str, missing))}"
+            raise RuntimeError(f"[Rank 0]: {words} failed to pass monitoredBarrier in {limit_s * 1000:g} ms")
+        for other in range(1, self._size):
+            self._comm.Isend(moved(nothing), other, tag).Wait()
 
     # ------------------------------------------------ rows: one tensor for each rank
 
@@ -242,6 +343,11 @@ class MpiGroup(MpiBase):
 def _check(fits: bool, what: str) -> None:
     if not fits:
         raise ValueError(f"backend=mpi: {what}: one tensor of the same size and type for each rank is needed")
+
+
+def _all_to_all(output: torch.Tensor) -> int:
+    """Ranks may send and take different amounts, but all of them take part, with one type."""
+    return signature("all_to_all", output.dtype, 0)
 
 
 def _operation(options: Any) -> Any:

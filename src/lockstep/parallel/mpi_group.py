@@ -27,6 +27,7 @@ try:
 except (ImportError, RuntimeError) as problem:  # RuntimeError: no MPI library was found
     raise InputError(f"backend=mpi: {str(problem).partition(chr(10))[0]}: pip install 'lockstep[mpi]'") from None
 
+from lockstep.parallel import monitored
 from lockstep.parallel.mpi_base import NAME, open_groups
 from lockstep.parallel.mpi_collectives import MpiGroup
 from lockstep.parallel.ranks import MPI_SEGMENTS
@@ -95,4 +96,5 @@ def register() -> str:
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             raise InputError("backend=mpi: this MPI library was built without thread support (MPI_THREAD_MULTIPLE)")
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+        monitored.allow(NAME)
     return NAME

@@ -1,4 +1,4 @@
-"""Operations under way: waiting for the other ranks with a time limit, and working behind the caller's back.
+"""Waiting for the other ranks, with a time limit.
 
 MPI's blocking calls cannot be given up, so a rank that hangs would hang the others for good; its non-blocking calls can,
 but take up to six times as long (docs/mpi.md). So every collective first waits at a gate of ours, which has a time limit,
@@ -12,56 +12,78 @@ import os
 import tempfile
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 from mpi4py import MPI
 from torch._C._distributed_c10d import Work
 from torch.futures import Future
 
+from lockstep.parallel.pending import late, promise, timeout_of
+from lockstep.parallel.untraced import untraced
+
 SHARED_MEMORY = Path("/dev/shm")
 LINE = 64
 """Bytes of a cache line: a counter on each, so that ranks do not disturb each other."""
-# How often to look before giving the core to others: about 0.1 ms, so that ranks in step never sleep.
+# How often to look before offering the core to others, and how long it is offered before sleeping: ranks in step never sleep.
 SPINS = 1000
+YIELD_S = 0.002
 NAP_S = 50e-6
 
 
 class Gate(Protocol):
-    """Where ranks meet before an operation."""
+    """Where ranks meet before an operation. All must mean the same one, which `tag` stands for: a number of 31 bits."""
 
-    def wait(self, timeout_s: float, what: str, spins: int = SPINS) -> None: ...
+    def enter(self, tag: int) -> None:
+        """Say that this rank has come. It does not wait."""
+
+    def look(self) -> bool:
+        """Whether all have come; raises Mismatch if somebody came for another operation."""
+        ...
+
     def close(self) -> None: ...
 
 
-def late(timeout_s: float, what: str) -> RuntimeError:
-    # The first words are those by which the loss of other ranks is known (parallel/group.py).
-    return RuntimeError(f"Timed out waiting {timeout_s:g} s for the other ranks in MPI {what}")
+class Mismatch(RuntimeError):
+    """Ranks called different operations."""
+
+    def __init__(self, whom: str) -> None:
+        super().__init__(
+            f"{whom} called another collective, or the same one with another operation, type, size or root"
+        )
 
 
-def wait_until(there: Callable[[], bool], timeout_s: float, what: str, spins: int = SPINS) -> None:
-    """Look, ever less often; raise when it takes too long. Where ranks share cores, the one that is waited for can run."""
-    for _ in range(spins):
+def briefly(there: Callable[[], bool]) -> bool:
+    """Look for 2 ms, after the first moments offering the core: where ranks share cores, the one that is waited for can run."""
+    for _ in range(SPINS):
         if there():
-            return
-    for _ in range(spins):
+            return True
+    until = time.monotonic() + YIELD_S
+    while not there():
+        if time.monotonic() > until:
+            return False
         os.sched_yield()
-        if there():
-            return
+    return True
+
+
+def sleep_until(there: Callable[[], bool], timeout_s: float, what: str) -> None:
     until = time.monotonic() + timeout_s
     while not there():
         time.sleep(NAP_S)
         if time.monotonic() > until:
-            raise late(timeout_s, what)
+            raise late("mpi", timeout_s, f"the other ranks in {what}")
 
 
 class SharedGate:
-    """For ranks of one host: a counter for each in shared memory. It has no name as soon as all have it, so it cannot be
-    left behind."""
+    """For ranks of one host: two words for each in shared memory, by the parity of the turn. A word is the tag and the number of
+    the turn, so one comparison tells that a rank has come, and for the same. A rank comes for turn t + 2 only when all have
+    come for t + 1, and so have seen t: two words are enough, and since a word is written as one, no fence is needed.
+
+    The memory has no name as soon as all have it, so it cannot be left behind."""
 
     def __init__(self, communicator: MPI.Intracomm) -> None:
         size = communicator.size * LINE
@@ -76,32 +98,50 @@ class SharedGate:
         communicator.Barrier()
         if communicator.rank == 0:
             Path(path).unlink()
-        self._counters = memoryview(self._memory).cast("q")
+        self._words = memoryview(self._memory).cast("q")
         self._mine = communicator.rank * LINE // 8
         self._others = [rank * LINE // 8 for rank in range(communicator.size) if rank != communicator.rank]
-        self._turn = 0
+        self._turn = self._word = 0
 
-    def wait(self, timeout_s: float, what: str, spins: int = SPINS) -> None:
-        counters = self._counters
-        self._turn = turn = self._turn + 1
-        counters[self._mine] = turn
+    def enter(self, tag: int) -> None:
+        self._turn = turn = (self._turn + 1) & 0xFFFFFFFF
+        self._word = tag << 32 | turn
+        self._words[self._mine + (turn & 1)] = self._word
+
+    def look(self) -> bool:
+        words, word, parity = self._words, self._word, self._turn & 1
         for other in self._others:
-            if counters[other] < turn:
-                wait_until(lambda other=other: counters[other] >= turn, timeout_s, what, spins)  # type: ignore[misc]
+            theirs = words[other + parity]
+            if theirs != word:
+                if (theirs ^ word) & 0xFFFFFFFF:
+                    return False
+                raise Mismatch(f"rank {other * 8 // LINE}")
+        return True
 
     def close(self) -> None:
-        self._counters.release()
+        self._words.release()
         self._memory.close()
 
 
-class BarrierGate:
-    """For ranks of several hosts: MPI's own non-blocking barrier, on a communicator of its own."""
+class ReducingGate:
+    """For ranks of several hosts: MPI's own non-blocking reduction, of the tag and its negative, on a communicator of its own.
+    It takes no longer than a barrier; where the largest tag is not the smallest, not all are the same."""
 
     def __init__(self, communicator: MPI.Intracomm) -> None:
         self._comm = communicator.Dup()
+        self._given, self._found = np.zeros(2, np.int64), np.zeros(2, np.int64)
+        self._request = MPI.REQUEST_NULL
 
-    def wait(self, timeout_s: float, what: str, spins: int = SPINS) -> None:
-        wait_until(self._comm.Ibarrier().Test, timeout_s, what, spins)
+    def enter(self, tag: int) -> None:
+        self._given[:] = tag, -tag
+        self._request = self._comm.Iallreduce(self._given, self._found, MPI.MAX)
+
+    def look(self) -> bool:
+        if not self._request.Test():
+            return False
+        if self._found[0] != -self._found[1]:
+            raise Mismatch("another rank")
+        return True
 
     def close(self) -> None:
         self._comm.Free()
@@ -113,60 +153,10 @@ def gate_for(communicator: MPI.Intracomm) -> Gate:
     here.Free()
     # All ranks must choose alike.
     possible = communicator.allreduce(one_host and SHARED_MEMORY.is_dir(), MPI.LAND)
-    return SharedGate(communicator) if possible else BarrierGate(communicator)
+    return SharedGate(communicator) if possible else ReducingGate(communicator)
 
 
-def timeout_of(given: timedelta | None, otherwise: float) -> float:
-    """torch says "no time limit given" by nothing, zero or less than zero."""
-    seconds = given.total_seconds() if given is not None else 0.0
-    return seconds if seconds > 0 else otherwise
-
-
-class Queued(Work):
-    """An operation that the progress thread carries out."""
-
-    def __init__(self, perform: Callable[[], None], result: Any, what: str) -> None:
-        super().__init__()
-        self._perform, self._result, self._what = perform, result, what
-        self._future: Future[Any] = Future()
-        self._over = threading.Event()
-        self._error: Exception | None = None
-
-    def carry_out(self) -> None:
-        try:
-            self._perform()
-        except Exception as error:
-            self._error = error
-            self._future.set_exception(error)
-        else:
-            self._future.set_result(self._result)
-        self._over.set()
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        # Those before it in the queue have their own time limits, so only a limit of the caller's own counts here.
-        seconds = timeout_of(timeout, 0.0)
-        if not self._over.wait(seconds or None):
-            raise late(seconds, self._what)
-        if self._error is not None:
-            raise self._error
-        return True
-
-    def is_completed(self) -> bool:
-        return self._over.is_set()
-
-    def is_success(self) -> bool:
-        return self._over.is_set() and self._error is None
-
-    def exception(self) -> Any:
-        return self._error
-
-    def result(self) -> Any:
-        return self._result
-
-    def get_future(self) -> Future[Any]:
-        return self._future
-
-
+@untraced
 class Message(Work):
     """A message on its way from or to one other rank. It is looked after while somebody waits for it."""
 
@@ -176,21 +166,32 @@ class Message(Work):
         # A buffer is an address to MPI: the tensor behind it must live as long as the message.
         self._finish, self._keep = finish, keep
         self._lock, self._over, self._source = threading.Lock(), False, -1
+        self._error: Exception | None = None
 
     def is_completed(self) -> bool:
         with self._lock:
-            status = MPI.Status()
-            if not self._over and self._request.Test(status):
+            if not self._over:
+                self._look()
+            if self._error is not None:
+                raise self._error
+            return self._over
+
+    def _look(self) -> None:
+        status = MPI.Status()
+        try:
+            if self._request.Test(status):
                 self._over, self._source = True, status.source
                 if self._finish is not None:
-                    self._finish()
-            return self._over
+                    self._finish(status)
+        except RuntimeError as error:  # mpi4py's are, too
+            self._over, self._error = True, error
 
     def is_success(self) -> bool:
         return self.is_completed()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        wait_until(self.is_completed, timeout_of(timeout, self._timeout_s), self._what)
+        if not briefly(self.is_completed):
+            sleep_until(self.is_completed, timeout_of(timeout, self._timeout_s), self._what)
         return True
 
     def result(self) -> Any:
@@ -202,54 +203,17 @@ class Message(Work):
     _source_rank = source_rank
 
     def get_future(self) -> Future[Any]:
-        future: Future[Any] = Future()
+        settle, future = promise(self._outcome)
 
         def follow() -> None:
-            try:
+            with suppress(RuntimeError):  # told by the outcome
                 self.wait()
-            except Exception as error:
-                future.set_exception(error)
-            else:
-                future.set_result(self._result)
+            settle()
 
         threading.Thread(target=follow, name="lockstep-mpi-message", daemon=True).start()
         return future
 
-
-class Progress:
-    """A thread that carries out large operations, in order, while the caller computes. It starts with the first."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self.queue: deque[Queued] = deque()
-        self._ended = False
-        self._thread: threading.Thread | None = None
-
-    def add(self, work: Queued) -> Queued:
-        with self._changed:
-            self.queue.append(work)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="lockstep-mpi", daemon=True)
-                self._thread.start()
-            self._changed.notify()
-        return work
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self.queue and not self._ended:
-                    self._changed.wait()
-                if not self.queue:
-                    return
-                work = self.queue[0]
-            work.carry_out()
-            # Only now: while it is in the queue, no other operation may begin.
-            self.queue.popleft()
-
-    def end(self) -> None:
-        """Returns when everything in the queue is over."""
-        with suppress(RuntimeError), self._changed:
-            self._ended = True
-            self._changed.notify()
-        if self._thread is not None:
-            self._thread.join()
+    def _outcome(self) -> Any:
+        if not self.is_completed():
+            raise late("mpi", self._timeout_s, f"the other rank in {self._what}")
+        return self._result

@@ -8,11 +8,14 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo, Store
 
+from lockstep.parallel.untraced import untraced
+
 # torch's stubs give the collectives overloads and names of arguments that its own calls do not use, and that no subclass
 # in Python has; so the type checker is told nothing about the base class.
 _Base: Any = ProcessGroup
 
 
+@untraced
 class PythonGroup(_Base):  # type: ignore[misc]
     """Rank, size, names and devices of a group, for torch.distributed, its C++ side and DDP."""
 

@@ -7,8 +7,10 @@ the hosts. Everything else goes to an inner gloo group (docs/shm.md).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
 from datetime import timedelta
+from itertools import chain
 from typing import Any
 
 import torch
@@ -16,11 +18,14 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import ProcessGroup, ReduceOp, Work
 
-from lockstep.parallel import shm_meet
+from lockstep.parallel import monitored, shm_meet
 from lockstep.parallel.done import Done
+from lockstep.parallel.pending import Pending, Progress
 from lockstep.parallel.shm_base import PythonGroup, gloo_group
 from lockstep.parallel.shm_local import Local
+from lockstep.parallel.shm_quick import NOTHING
 from lockstep.parallel.shm_reduce import OPERATIONS, SUM, divide, operation_of, wider
+from lockstep.parallel.shm_segment import NAP_S, YIELD_S, Need
 from lockstep.parallel.shm_work import (
     Received,
     Tensors,
@@ -31,8 +36,11 @@ from lockstep.parallel.shm_work import (
     put_back,
     rows_of,
 )
+from lockstep.parallel.untraced import untraced
 
 NAME = "lockstep_shm"
+Steps = Generator[Need | Work, None, None]
+"""A collective under way: it yields what it has to wait for."""
 
 
 def register() -> str:
@@ -40,6 +48,7 @@ def register() -> str:
     shm_meet.check_machine()
     if NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+        monitored.allow(NAME)
     return NAME
 
 
@@ -53,6 +62,7 @@ def _create(options: Any, backend_options: Any = None) -> ShmGroup:
     )
 
 
+@untraced
 class ShmGroup(PythonGroup):
     """One rank's end of the group."""
 
@@ -73,188 +83,249 @@ class ShmGroup(PythonGroup):
         self._between: ProcessGroup | None = None
         if not self._one_host and rank == self._members[0]:
             self._between = gloo_group(PrefixStore("leaders/", store), self._host, len(hosts), timeout)
+        self._progress = Progress("lockstep-shm")
+
+    # From the steps of a collective to what torch waits for.
+
+    def _run(self, steps: Iterator[Need | Work], result: Any, opts: Any) -> Work | None:
+        """Carry it out here; or, where another rank is late and the caller does not wait for it, behind the caller's back: it
+        may be just what that rank is waiting for. Handing it over at once would cost more than most collectives take."""
+        brief = getattr(opts, "asyncOp", True)
+        need: Need | Work | None = None
+        if not self._progress.queue:
+            for need in steps:
+                if not self._wait(need, brief):
+                    break
+            else:
+                # A caller who waits anyway takes None for "done", and making a Work takes a microsecond of the ten.
+                return Done(result) if brief else None
+
+        def rest() -> None:
+            for missing in steps if need is None else chain((need,), steps):
+                if isinstance(missing, tuple):
+                    self._local.sleep_until(missing)
+                else:
+                    missing.wait()
+
+        return self._progress.add(Pending(rest, result, "shm"))
+
+    def _wait(self, need: Need | Work, brief: bool) -> bool:
+        if isinstance(need, tuple):
+            return self._local.wait(need, brief)
+        until = time.monotonic() + YIELD_S
+        while brief and not need.is_completed():
+            if time.monotonic() > until:
+                return False
+            time.sleep(NAP_S)
+        need.wait()
+        return True
 
     # Collectives in shared memory.
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
         number = operation_of(ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts))
-        for tensor in listed(tensors):
-            if number == SUM and self._one_host and self._local.quick_sum(tensor):
-                continue
-            if tensor.layout is not torch.strided:
-                return self._inner.allreduce(tensors, opts)
-            flat = flat_of(tensor)
-            if self._one_host:
-                self._local.all_reduce(flat, number)
-            else:
-                self._all_reduce_over_hosts(flat, number)
-            put_back(flat, tensor)
-        # A caller who waits anyway takes None for "done", and making a Work takes a microsecond of the ten.
-        return Done(tensors) if getattr(opts, "asyncOp", True) else None
+        tensors = listed(tensors)
+        if number == SUM and self._one_host and len(tensors) == 1 and not self._progress.queue:
+            brief = getattr(opts, "asyncOp", True)
+            left = self._local.quick_sum(tensors[0], brief)
+            if left is NOTHING:
+                return Done(tensors) if brief else None
+            if left is not None:
+                return self._run(left, tensors, opts)
+        return self._run(self._all_reduce(tensors, number, opts), tensors, opts)
 
     allreduce_coalesced = allreduce
 
-    def _all_reduce_over_hosts(self, flat: torch.Tensor, number: int) -> None:
+    def _all_reduce(self, tensors: Tensors, number: int, opts: Any) -> Steps:
+        for tensor in tensors:
+            if tensor.layout is not torch.strided:
+                yield self._inner.allreduce([tensor], opts)
+                continue
+            flat = flat_of(tensor)
+            if self._one_host:
+                yield from self._local.all_reduce(flat, number)
+            else:
+                yield from self._all_reduce_over_hosts(flat, number)
+            put_back(flat, tensor)
+
+    def _all_reduce_over_hosts(self, flat: torch.Tensor, number: int) -> Steps:
         """Within each host to its first rank, between the first ranks, and back."""
         average = OPERATIONS[number].average
         if average:
             number = SUM
         wide = flat.to(wider(flat.dtype))
-        self._local.reduce(wide, number, 0)
+        yield from self._local.reduce(wide, number, 0)
         if self._between is not None:
             options = dist.AllreduceOptions()
             options.reduceOp = ReduceOp(ReduceOp.RedOpType(number))
-            self._between.allreduce([wide], options).wait()
+            yield self._between.allreduce([wide], options)
             if average:
                 divide(wide, self._size)
-        self._local.broadcast(wide, 0)
+        yield from self._local.broadcast(wide, 0)
         if wide is not flat:
             flat.copy_(wide)
 
-    def reduce(self, tensors: Any, opts: Any = None, **_: Any) -> Work:
+    def reduce(self, tensors: Any, opts: Any = None, **_: Any) -> Any:
         tensors = listed(tensors)
-        root, number = opts.rootRank, operation_of(opts.reduceOp)
+        return self._run(self._reduce(tensors, operation_of(opts.reduceOp), opts.rootRank), tensors, opts)
+
+    def _reduce(self, tensors: Tensors, number: int, root: int) -> Steps:
         for tensor in tensors:
             flat = flat_of(tensor)
             if self._one_host:
-                self._local.reduce(flat, number, root)
+                yield from self._local.reduce(flat, number, root)
             else:
                 copy = flat.clone()
-                self._all_reduce_over_hosts(copy, number)
+                yield from self._all_reduce_over_hosts(copy, number)
                 if self._rank == root:
                     flat.copy_(copy)
             if self._rank == root:
                 put_back(flat, tensor)
-        return Done(tensors)
 
-    def broadcast(self, tensors: Any, opts: Any = None, **_: Any) -> Work:
+    def broadcast(self, tensors: Any, opts: Any = None, **_: Any) -> Any:
         tensors = listed(tensors)
-        root = opts.rootRank
+        return self._run(self._broadcast(tensors, opts.rootRank), tensors, opts)
+
+    def _broadcast(self, tensors: Tensors, root: int) -> Steps:
         for tensor in tensors:
             flat = flat_of(tensor)
             data = bytes_of(flat)
             if self._one_host:
-                self._local.broadcast(data, root)
+                yield from self._local.broadcast(data, root)
             else:
-                self._broadcast_over_hosts(data, root)
+                yield from self._broadcast_over_hosts(data, root)
             if self._rank != root:
                 put_back(flat, tensor)
-        return Done(tensors)
 
-    def _broadcast_over_hosts(self, data: torch.Tensor, root: int) -> None:
+    def _broadcast_over_hosts(self, data: torch.Tensor, root: int) -> Steps:
         home = self._host_of[root]
         if self._host == home:
-            self._local.broadcast(data, self._members.index(root))
+            yield from self._local.broadcast(data, self._members.index(root))
         if self._between is not None:
             options = dist.BroadcastOptions()
             options.rootRank, options.rootTensor = home, 0
-            self._between.broadcast([data], options).wait()
+            yield self._between.broadcast([data], options)
         if self._host != home:
-            self._local.broadcast(data, 0)
+            yield from self._local.broadcast(data, 0)
 
-    def barrier(self, opts: Any = None, **_: Any) -> Work:
-        self._local.barrier()
+    def barrier(self, opts: Any = None, **_: Any) -> Any:
+        return self._run(self._barrier(), [], opts)
+
+    def _barrier(self) -> Steps:
+        yield from self._local.barrier()
         if not self._one_host:
             if self._between is not None:
-                self._between.barrier().wait()
-            self._local.barrier()
-        return Done([])
+                yield self._between.barrier()
+            yield from self._local.barrier()
 
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        for outs, tensor in zip(outputs, listed(inputs), strict=True):
-            self._gather(outs, tensor, None)
-        return Done(outputs)
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """A barrier that says who has not come (monitored.py)."""
+        inner: Any = self._inner  # torch's stubs do not list the method
+        inner.monitored_barrier(timeout, wait_all_ranks)
 
-    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        return self.allgather(outputs, inputs, opts)
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        inputs = listed(inputs)
+        return self._run(self._gather_all(outputs, inputs), outputs, opts)
 
-    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
-        flat = flat_of(output)
-        self._gather(parts_of(flat, self._size), tensor, None)
-        put_back(flat, output)
-        return Done([output])
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        # torch lists the outputs by rank here, not by tensor.
+        by_tensor = list(zip(*outputs, strict=True))
+        return self._run(self._gather_all(by_tensor, inputs), outputs, opts)
+
+    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Any:
+        return self._run(self._gather_single([output], [tensor]), [output], opts)
 
     _allgather_base = all_gather_single
 
-    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
-        for output, tensor in zip(outputs, inputs, strict=True):
-            self.all_gather_single(output, tensor)
-        return Done(outputs)
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
+        return self._run(self._gather_single(outputs, inputs), outputs, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    def gather(self, outputs: Any, inputs: Any, opts: Any = None, **_: Any) -> Work:
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None, **_: Any) -> Any:
         root = opts.rootRank
-        self._gather(outputs[0] if self._rank == root else [], listed(inputs)[0], root)
-        return Done(outputs)
+        places = outputs[0] if self._rank == root else []
+        return self._run(self._gather(places, listed(inputs)[0], root), outputs, opts)
 
-    def _gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int | None) -> None:
+    def _gather_all(self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Tensors) -> Steps:
+        for outs, tensor in zip(outputs, inputs, strict=True):
+            yield from self._gather(outs, tensor, None)
+
+    def _gather_single(self, outputs: Tensors, inputs: Tensors) -> Steps:
+        for output, tensor in zip(outputs, inputs, strict=True):
+            flat = flat_of(output)
+            yield from self._gather(parts_of(flat, self._size), tensor, None)
+            put_back(flat, output)
+
+    def _gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int | None) -> Steps:
         """Everybody's tensors into the outputs, of which only the root has some, or all have."""
         data = bytes_of(flat_of(tensor))
         flats = [flat_of(output) for output in outputs]
         places = [bytes_of(flat) for flat in flats]
         if self._one_host:
-            self._local.gather(places, data, root)
+            yield from self._local.gather(places, data, root)
         elif root is None:
-            self._inner.allgather([places], [data]).wait()
+            yield self._inner.allgather([places], [data])
         else:
             options = dist.GatherOptions()
             options.rootRank = root
-            self._inner.gather([places] if places else [], [data], options).wait()
+            yield self._inner.gather([places] if places else [], [data], options)
         for flat, output in zip(flats, outputs, strict=True):
             put_back(flat, output)
 
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        for output, given in zip(listed(outputs), inputs, strict=True):
-            self._reduce_scatter(output, given, opts)
-        return Done(outputs)
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        outputs = listed(outputs)
+        return self._run(self._reduce_scatter(outputs, inputs, opts), outputs, opts)
 
-    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
-        self._reduce_scatter(output, parts_of(flat_of(tensor), self._size), opts)
-        return Done([output])
+    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Any:
+        return self.reduce_scatter_single_coalesced([output], [tensor], opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
-    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
-        for output, tensor in zip(outputs, inputs, strict=True):
-            self.reduce_scatter_single(output, tensor, opts)
-        return Done(outputs)
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
+        parts = [parts_of(flat_of(tensor), self._size) for tensor in inputs]
+        return self._run(self._reduce_scatter(outputs, parts, opts), outputs, opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def _reduce_scatter(self, output: torch.Tensor, inputs: Sequence[torch.Tensor], opts: Any) -> None:
+    def _reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Steps:
         number = operation_of(ReduceOp.SUM if opts is None else opts.reduceOp)
-        flat = flat_of(output)
-        if self._one_host:
-            self._local.reduce_scatter(flat, [flat_of(given) for given in inputs], number)
-        else:
-            whole = torch.cat([flat_of(given) for given in inputs])
-            self._all_reduce_over_hosts(whole, number)
-            flat.copy_(parts_of(whole, self._size)[self._rank])
-        put_back(flat, output)
+        for output, given in zip(outputs, inputs, strict=True):
+            flat = flat_of(output)
+            if self._one_host:
+                yield from self._local.reduce_scatter(flat, [flat_of(part) for part in given], number)
+            else:
+                whole = torch.cat([flat_of(part) for part in given])
+                yield from self._all_reduce_over_hosts(whole, number)
+                flat.copy_(parts_of(whole, self._size)[self._rank])
+            put_back(flat, output)
 
     # Collectives that are gloo's. Data travel as bytes, because gloo does not know every type.
 
-    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, **_: Any) -> Work:
-        output = listed(outputs)[0]
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, **_: Any) -> Any:
+        given = inputs[0] if self._rank == opts.rootRank else []
+        return self._run(self._scatter(listed(outputs)[0], given, opts.rootRank), outputs, opts)
+
+    def _scatter(self, output: torch.Tensor, given: Tensors, root: int) -> Steps:
         flat = flat_of(output)
         options = dist.ScatterOptions()
-        options.rootRank = opts.rootRank
-        given = [[bytes_of(flat_of(tensor)) for tensor in inputs[0]]] if self._rank == opts.rootRank else []
-        self._inner.scatter([bytes_of(flat)], given, options).wait()
+        options.rootRank = root
+        parts = [[bytes_of(flat_of(tensor)) for tensor in given]] if given else []
+        yield self._inner.scatter([bytes_of(flat)], parts, options)
         put_back(flat, output)
-        return Done(outputs)
 
-    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
+        return self._run(self._all_to_all(outputs, inputs), outputs, opts)
+
+    def _all_to_all(self, outputs: Tensors, inputs: Tensors) -> Steps:
         flats = [flat_of(output) for output in outputs]
         sent = [bytes_of(flat_of(tensor)) for tensor in inputs]
         sizes = [flat.nbytes for flat in flats]
         received = torch.empty(sum(sizes), dtype=torch.uint8)
-        self._inner.alltoall_base(received, torch.cat(sent), sizes, [data.numel() for data in sent]).wait()
+        yield self._inner.alltoall_base(received, torch.cat(sent), sizes, [data.numel() for data in sent])
         for flat, output, data in zip(flats, outputs, torch.split(received, sizes), strict=True):
             bytes_of(flat).copy_(data)
             put_back(flat, output)
-        return Done(outputs)
 
     def all_to_all_single(
         self,
@@ -263,9 +334,9 @@ class ShmGroup(PythonGroup):
         output_splits: list[int] | None = None,
         input_splits: list[int] | None = None,
         opts: Any = None,
-    ) -> Work:
-        self.alltoall(rows_of(output, output_splits, self._size), rows_of(tensor, input_splits, self._size))
-        return Done([output])
+    ) -> Any:
+        outputs, inputs = rows_of(output, output_splits, self._size), rows_of(tensor, input_splits, self._size)
+        return self._run(self._all_to_all(outputs, inputs), [output], opts)
 
     alltoall_base = all_to_all_single
 
@@ -291,6 +362,8 @@ class ShmGroup(PythonGroup):
         return self._gloo
 
     def shutdown(self) -> None:
+        self._local.give_up("it was shut down")
+        self._progress.end()
         self._local.close()
         self._gloo = self._between = None
 

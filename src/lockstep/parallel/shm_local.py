@@ -1,11 +1,12 @@
 """Collectives among the ranks of one host, on flat tensors in shared memory.
 
-Each call is over when it returns. Data longer than a slot go in pieces, one operation each.
+A collective is a generator: it yields whom it has to wait for, and goes on when that rank has come. So the caller can begin
+it and another thread can end it (shm_group.py). Data longer than a slot go in pieces, one operation each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,8 @@ import torch
 
 from lockstep.parallel.shm_quick import Quick
 from lockstep.parallel.shm_reduce import SUM, Combine, combiner
-from lockstep.parallel.shm_segment import SLOT, Segment
+from lockstep.parallel.shm_segment import SLOT, Need, Segment
+from lockstep.parallel.signature import TYPE_NUMBERS
 from lockstep.placement import share_of
 
 # From here on, with three ranks or more, each rank reduces its part and the parts are put together: less to read for each,
@@ -22,12 +24,8 @@ DIVIDE_FROM = 64 << 10
 _PLANS = 512
 
 _BARRIER, _REDUCE, _BROADCAST, _GATHER, _SCATTER = range(1, 6)
-_TYPES = {
-    dtype: number
-    for number, dtype in enumerate(
-        sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
-    )
-}
+
+Steps = Generator[Need, None, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,79 +49,93 @@ class Local:
         self._quick = Quick(segment)
         self._direct_to = SLOT if segment.ranks <= 2 else DIVIDE_FROM
 
-    def barrier(self) -> None:
+    def barrier(self) -> Steps:
         segment = self._segment
         number = segment.begin()
-        segment.exchange(number, _BARRIER)
+        yield from segment.missing(number - 1)
+        segment.post(number, _BARRIER)
+        yield from segment.missing(number)
+        segment.check(number, _BARRIER)
 
-    def quick_sum(self, tensor: torch.Tensor) -> bool:
-        """The sum, if the tensor's memory has come before and is of the kind that has a short way."""
-        if self._quick.sum(tensor):
-            return True
-        if self.ranks > 1 and self._quick.fits(tensor):
+    def quick_sum(self, tensor: torch.Tensor, brief: bool) -> Iterator[Need] | None:
+        """The sum, if the tensor's memory has come before and is of the kind that has a short way: then what is left to do,
+        which is nothing unless the caller has something better to do than to wait for a late rank."""
+        left = self._quick.sum(tensor, brief)
+        if left is None and self.ranks > 1 and self._quick.fits(tensor):
             self._quick.prepare(tensor, self._plan(_REDUCE, SUM, tensor.dtype, tensor.numel()).tag)
-        return False
+        return left
 
-    def all_reduce(self, flat: torch.Tensor, operation: int) -> None:
-        if flat.nbytes > self._direct_to:
-            for piece in _pieces(flat, SLOT):
-                if self.ranks > 2:
-                    self._all_reduce_divided(piece, operation)
-                else:
-                    self._all_reduce(piece, operation)
+    def all_reduce(self, flat: torch.Tensor, operation: int) -> Steps:
+        if flat.nbytes <= self._direct_to:
+            yield from self._all_reduce(flat, operation)
             return
-        self._all_reduce(flat, operation)
+        for piece in _pieces(flat, SLOT):
+            if self.ranks > 2:
+                yield from self._all_reduce_divided(piece, operation)
+            else:
+                yield from self._all_reduce(piece, operation)
 
-    def _all_reduce(self, piece: torch.Tensor, operation: int) -> None:
+    def _all_reduce(self, piece: torch.Tensor, operation: int) -> Steps:
         segment = self._segment
         plan = self._plan(_REDUCE, operation, piece.dtype, piece.numel())
         number = segment.begin()
-        parity = number & 1
-        plan.mine[parity].copy_(piece)
-        segment.exchange(number, plan.tag)
-        plan.combine(plan.all[parity], piece)  # type: ignore[misc]
+        yield from segment.missing(number - 1)
+        plan.mine[number & 1].copy_(piece)
+        segment.post(number, plan.tag)
+        yield from segment.missing(number)
+        segment.check(number, plan.tag)
+        plan.combine(plan.all[number & 1], piece)  # type: ignore[misc]
 
-    def _all_reduce_divided(self, piece: torch.Tensor, operation: int) -> None:
+    def _all_reduce_divided(self, piece: torch.Tensor, operation: int) -> Steps:
         segment = self._segment
         plan = self._plan(_REDUCE, operation, piece.dtype, piece.numel())
         shares = [share_of(piece.numel(), index, self.ranks) for index in range(self.ranks)]
         number = segment.begin()
+        yield from segment.missing(number - 1)
         plan.mine[number & 1].copy_(piece)
-        segment.exchange(number, plan.tag)
+        segment.post(number, plan.tag)
+        yield from segment.missing(number)
+        segment.check(number, plan.tag)
         low, high = shares[self.index]
         parts = [slot[low:high] for slot in plan.all[number & 1]]
         number = segment.begin()
         plan.combine(parts, plan.mine[number & 1][low:high])  # type: ignore[misc]
-        segment.exchange(number, plan.tag)
+        segment.post(number, plan.tag)
+        yield from segment.missing(number)
+        segment.check(number, plan.tag)
         for slot, (low, high) in zip(plan.all[number & 1], shares, strict=True):
             piece[low:high].copy_(slot[low:high])
 
-    def reduce(self, flat: torch.Tensor, operation: int, root: int) -> None:
+    def reduce(self, flat: torch.Tensor, operation: int, root: int) -> Steps:
         """Into the root's tensor; the others' stay as they are."""
         segment = self._segment
         for piece in _pieces(flat, SLOT):
             plan = self._plan(_REDUCE, operation, piece.dtype, piece.numel(), root + 1)
             number = segment.begin()
+            yield from segment.missing(number - 1)
             plan.mine[number & 1].copy_(piece)
             segment.post(number, plan.tag)
             if self.index == root:
-                segment.wait_all(number, plan.tag)
+                yield from segment.missing(number)
+                segment.check(number, plan.tag)
                 plan.combine(plan.all[number & 1], piece)  # type: ignore[misc]
 
-    def broadcast(self, flat: torch.Tensor, root: int) -> None:
+    def broadcast(self, flat: torch.Tensor, root: int) -> Steps:
         segment = self._segment
         for piece in _pieces(flat, SLOT):
             plan = self._plan(_BROADCAST, 0, piece.dtype, piece.numel(), root + 1)
             number = segment.begin()
+            yield from segment.missing(number - 1)
             if self.index == root:
                 plan.mine[number & 1].copy_(piece)
                 segment.post(number, plan.tag)
             else:
                 segment.post(number, plan.tag)
-                segment.wait(root, number, plan.tag)
+                yield root, number
+                segment.check(number, plan.tag)
                 piece.copy_(plan.all[number & 1][root])
 
-    def gather(self, outputs: Sequence[torch.Tensor], flat: torch.Tensor, root: int | None = None) -> None:
+    def gather(self, outputs: Sequence[torch.Tensor], flat: torch.Tensor, root: int | None = None) -> Steps:
         """Everybody's tensors into the outputs of the root, or of all."""
         segment = self._segment
         start = 0
@@ -131,15 +143,17 @@ class Local:
             stop = start + piece.numel()
             plan = self._plan(_GATHER, 0, piece.dtype, piece.numel(), 0 if root is None else root + 1)
             number = segment.begin()
+            yield from segment.missing(number - 1)
             plan.mine[number & 1].copy_(piece)
             segment.post(number, plan.tag)
             if outputs:
-                segment.wait_all(number, plan.tag)
+                yield from segment.missing(number)
+                segment.check(number, plan.tag)
                 for output, slot in zip(outputs, plan.all[number & 1], strict=True):
                     output[start:stop].copy_(slot)
             start = stop
 
-    def reduce_scatter(self, output: torch.Tensor, inputs: Sequence[torch.Tensor], operation: int) -> None:
+    def reduce_scatter(self, output: torch.Tensor, inputs: Sequence[torch.Tensor], operation: int) -> Steps:
         """The reduction of everybody's input number k becomes the output of rank k."""
         segment, count = self._segment, output.numel()
         step = SLOT // output.element_size() // self.ranks
@@ -147,12 +161,31 @@ class Local:
             length = min(step, count - start)
             plan = self._plan(_SCATTER, operation, output.dtype, length * self.ranks)
             number = segment.begin()
+            yield from segment.missing(number - 1)
             for index, given in enumerate(inputs):
                 plan.mine[number & 1][index * length : (index + 1) * length].copy_(given[start : start + length])
-            segment.exchange(number, plan.tag)
+            segment.post(number, plan.tag)
+            yield from segment.missing(number)
+            segment.check(number, plan.tag)
             low = self.index * length
             parts = [slot[low : low + length] for slot in plan.all[number & 1]]
             plan.combine(parts, output[start : start + length])  # type: ignore[misc]
+
+    def wait(self, need: Need, brief: bool) -> bool:
+        """Until it is met. With `brief`, returns False instead of sleeping."""
+        index, number = need
+        if not self._segment.reach(index, number):
+            if brief:
+                return False
+            self._segment.sleep_until(index, number)
+        return True
+
+    def sleep_until(self, need: Need) -> None:
+        """Until it is met, without ever holding the core: it belongs to the thread that computes."""
+        self._segment.sleep_until(*need)
+
+    def give_up(self, why: str) -> None:
+        self._segment.give_up(why)
 
     def close(self) -> None:
         self._plans.clear()
@@ -175,7 +208,7 @@ class Local:
             [self._segment.slot(index, parity, count, dtype) for index in range(self.ranks)] for parity in (0, 1)
         )
         return Plan(
-            tag=kind | operation << 4 | _TYPES[dtype] << 8 | root << 16 | count << 32,
+            tag=kind | operation << 4 | TYPE_NUMBERS[dtype] << 8 | root << 16 | count << 32,
             mine=(slots[0][self.index], slots[1][self.index]),
             all=slots,
             combine=combiner(operation, dtype, self.ranks) if kind in (_REDUCE, _SCATTER) else None,

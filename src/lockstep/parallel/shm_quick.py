@@ -7,19 +7,21 @@ adds, on the tensor's own memory. The bits are the same as torch's, and so is th
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lockstep.parallel.shm_segment import Segment
+from lockstep.parallel.shm_segment import Need, Segment
 
 LONGEST = 64 << 10
 _TYPES: dict[torch.dtype, np.dtype[Any]] = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 _PLANS = 256
 
 Array = NDArray[Any]
+NOTHING: Iterator[Need] = iter(())
 
 
 class Plan(NamedTuple):
@@ -80,23 +82,35 @@ class Quick:
             tag=tag,
         )
 
-    def sum(self, tensor: torch.Tensor) -> bool:
-        """The sum, if this memory has a plan. One function, because each call of Python's would be a tenth of the whole."""
+    def sum(self, tensor: torch.Tensor, brief: bool) -> Iterator[Need] | None:
+        """The sum, if this memory has a plan, and what is left to do of it: nothing, or, with `brief`, to wait for a late rank
+        and add. One function, because each call of Python's would be a tenth of the whole."""
         if not tensor.is_contiguous():  # nor is a sparse one, which has no address to look up
-            return False
+            return None
         plan = self._plans.get((tensor.data_ptr(), tensor.numel(), tensor.dtype))
-        if plan is None:
-            return False
-        memory, mine, first, second, others, tag = plan
         segment = self._segment
+        if plan is None or not segment.in_step():
+            return None
+        memory, mine, first, second, others, tag = plan
         number = segment.begin()
         parity = number & 1
         np.copyto(mine[parity], memory)
-        segment.exchange(number, tag)
+        if not segment.exchange(number, tag, brief):
+            return self._rest(plan, number, tensor)
         np.add(first[parity], second[parity], out=memory)
         for slot in others[parity]:
             np.add(memory, slot, out=memory)
-        return True
+        return NOTHING
+
+    def _rest(self, plan: Plan, number: int, keep: torch.Tensor) -> Iterator[Need]:
+        """`keep` owns the memory of the plan, which does not."""
+        yield from self._segment.missing(number)
+        self._segment.check(number, plan.tag)
+        parity = number & 1
+        np.add(plan.first[parity], plan.second[parity], out=plan.memory)
+        for slot in plan.others[parity]:
+            np.add(plan.memory, slot, out=plan.memory)
+        del keep
 
     def close(self) -> None:
         self._plans.clear()

@@ -17,11 +17,13 @@ import mmap
 import os
 import select
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
 import torch
+
+from lockstep.parallel.pending import late
 
 LINE = 128  # two cache lines: the processor fetches them in pairs
 WORDS = LINE // 8
@@ -32,6 +34,9 @@ YIELD_S = 0.002
 NAP_S = 0.00005
 LONG_NAP_S = 0.001
 CHECK_S = 0.02
+
+Need = tuple[int, int]
+"""A rank's index and the number that it has to post before an operation can go on."""
 
 
 @dataclass(frozen=True)
@@ -68,16 +73,24 @@ class Segment:
         return self._bytes[start : start + count * dtype.itemsize].view(dtype)
 
     def begin(self) -> int:
-        """The number of the next operation; from here on this rank's slot of that number may be written."""
+        """The number of the next operation. This rank's slot of that number may be written when nobody is `missing` the one before."""
         if self._broken:
             raise RuntimeError(f"this process group is broken: {self._broken}")
-        number = self._number = self._number + 1
-        if self._seen < number - 1:
+        self._number += 1
+        return self._number
+
+    def in_step(self) -> bool:
+        """Whether all have posted the last operation, so that the next one can begin without a wait."""
+        return self._seen == self._number
+
+    def missing(self, number: int) -> Iterator[Need]:
+        """Whom to wait for until all have posted this number."""
+        if self._seen < number:
             words = self._words
             for index in self._others:
-                if words[index * WORDS] < number - 1:
-                    self._wait(index, number - 1)
-        return number
+                if words[index * WORDS] < number:
+                    yield index, number
+            self._seen = number
 
     def post(self, number: int, tag: int) -> None:
         """Say that this rank's data are there. `tag` says what the operation is: all must mean the same."""
@@ -85,55 +98,61 @@ class Segment:
         self._words[base + 1 + (number & 1)] = tag
         self._words[base] = number
 
-    def wait(self, index: int, number: int, tag: int) -> None:
-        """Until the data of one rank are there."""
-        words, base = self._words, index * WORDS
-        if words[base] < number:
-            self._wait(index, number)
-        if words[base + 1 + (number & 1)] != tag:
-            self._mismatch(index)
-
-    def wait_all(self, number: int, tag: int) -> None:
-        """Until the data of all ranks are there."""
+    def check(self, number: int, tag: int) -> None:
+        """That all who have posted this number meant the same operation. Those of whom nothing is read need not have."""
         words, kind = self._words, 1 + (number & 1)
         for base in self._other_lines:
-            if words[base] < number:
-                self._wait(base // WORDS, number)
-            if words[base + kind] != tag:
+            if words[base] >= number and words[base + kind] != tag:
                 self._mismatch(base // WORDS)
-        self._seen = number
 
-    def exchange(self, number: int, tag: int) -> None:
-        """`post` and `wait_all` in one, because it is what a training step waits for."""
+    def exchange(self, number: int, tag: int, brief: bool) -> bool:
+        """`post`, wait for all and `check` in one, because it is what a training step waits for. With `brief`, returns False
+        instead of sleeping where somebody is late."""
         words, kind, mine = self._words, 1 + (number & 1), self.index * WORDS
         words[mine + kind] = tag
         words[mine] = number
         for base in self._other_lines:
-            if words[base] < number:
-                self._wait(base // WORDS, number)
+            if words[base] < number and not self.reach(base // WORDS, number):
+                if brief:
+                    return False
+                self.sleep_until(base // WORDS, number)
             if words[base + kind] != tag:
                 self._mismatch(base // WORDS)
         self._seen = number
+        return True
+
+    def give_up(self, why: str) -> None:
+        """Whoever waits here is to stop."""
+        self._broken = self._broken or why
 
     def close(self) -> None:
         for handle in self._handles:
             os.close(handle)
         self._handles = []
         self._alive = None
-        self._broken = "it was shut down"
 
-    def _wait(self, index: int, number: int) -> None:
+    def reach(self, index: int, number: int) -> bool:
+        """Wait for one rank to post this number, as long as the core may be held or offered."""
         words, at = self._words, index * WORDS
         for _ in range(self._spins):
             if words[at] >= number:
-                return
+                return True
+        until = time.monotonic() + YIELD_S
+        while words[at] < number:
+            if time.monotonic() > until:
+                return False
+            os.sched_yield()
+        return True
+
+    def sleep_until(self, index: int, number: int) -> None:
+        """Wait for one rank to post this number; raise if it ended, or when the time limit is over."""
+        words, at = self._words, index * WORDS
         began = time.monotonic()
         check = began + CHECK_S
         while words[at] < number:
+            if self._broken:
+                raise RuntimeError(f"this process group is broken: {self._broken}")
             now = time.monotonic()
-            if now - began < YIELD_S:
-                os.sched_yield()
-                continue
             if now >= check:
                 check = now + CHECK_S
                 self._check_peers(index, number)
@@ -168,22 +187,24 @@ class Segment:
         missing = [i for i in gone if self._words[i * WORDS] < number]
         if missing:
             first = index if index in missing else missing[0]
-            self._fail(_gone(self._peers[first]))
+            self._fail(RuntimeError(_gone(self._peers[first])))
 
     def _timed_out(self, index: int, number: int) -> None:
         if self._words[index * WORDS] < number:
             peer = self._peers[index]
-            self._fail(f"Timed out waiting {self.timeout:g} s for rank {peer.rank} (pid {peer.pid}) in shared memory")
+            self._fail(late("shm", self.timeout, f"rank {peer.rank} (pid {peer.pid})"))
 
     def _mismatch(self, index: int) -> NoReturn:
         ours, theirs = self._peers[self.index].rank, self._peers[index].rank
         self._fail(
-            f"rank {ours} and rank {theirs} called different collectives, or the same one with another operation, type or size"
+            RuntimeError(
+                f"rank {ours} and rank {theirs} called different collectives, or the same one with another operation, type or size"
+            )
         )
 
-    def _fail(self, message: str) -> NoReturn:
-        self._broken = message
-        raise RuntimeError(message)
+    def _fail(self, error: RuntimeError) -> NoReturn:
+        self._broken = str(error)
+        raise error
 
 
 def _gone(peer: Peer) -> str:

@@ -8,9 +8,12 @@ from typing import Any
 import torch
 from torch.distributed import Work
 
+from lockstep.parallel.untraced import untraced
+
 Tensors = list[torch.Tensor]
 
 
+@untraced
 class Received(Work):
     """A receipt that gloo makes into contiguous memory, put into place when it is there."""
 
