@@ -176,6 +176,7 @@ def test_a_new_run_appears_in_the_list(browser: Any, tmp_path: Path, monkeypatch
         served.end()
 
 
+@pytest.mark.cold
 def test_a_real_run_moves_its_curves_and_is_stopped(browser: Any, cli: Cli) -> None:
     words = [word for word in SHORT if not word.startswith("epochs=")]
     started = cli.start("run", *words, "epochs=3000", "ranks=2", "--name", "real", "--quiet")
