@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -86,3 +90,48 @@ def test_seed_to_weights_is_the_same_whatever_was_drawn_before() -> None:
     two = models.build(Recipe())
     for a, b in zip(one.parameters(), two.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_strided_1x1_convolutions_of_odd_channels_never_see_channels_last() -> None:
+    """There PyTorch writes beyond its memory (docs/machine.md), which may or may not end the process: so it is kept from happening."""
+    from lockstep.models import memory
+
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1, stride=2), nn.ReLU(), nn.Conv2d(4, 16, 3), nn.Conv2d(16, 4, 1, stride=2)
+    )
+    plain = copy.deepcopy(net)
+    seen: list[bool] = []
+    arranged = memory.arrange(net, torch.channels_last)
+    for layer in (arranged[1], arranged[4]):
+        layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].is_contiguous()))
+    images = torch.randn(2, 3, 16, 16).contiguous(memory_format=torch.channels_last)
+    found = arranged(images)
+    assert seen == [True, False], "8 channels in contiguous memory; 16 stay as they are"
+    torch.testing.assert_close(found, plain(images.contiguous()))
+    assert not any(memory.fragile(layer) for layer in (nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3, stride=2), nn.ReLU()))
+
+
+_FRAGILE = """
+import sys, torch
+from torch import nn
+from lockstep.models import memory
+
+torch.set_num_threads(2)
+for dtype in (torch.float32, torch.bfloat16):
+    for batch, size in ((1, 28), (2, 8), (4, 28)):
+        for channels in (3, 4, 8, 20):
+            for width in (1, 8):
+                net = nn.Sequential(nn.Conv2d(3, channels, 3, padding=1), nn.Conv2d(channels, width, 1, stride=2))
+                net = memory.arrange(net, torch.channels_last).to(dtype)
+                images = torch.randn(batch, 3, size, size, dtype=dtype).contiguous(memory_format=torch.channels_last)
+                net(images).float().square().sum().backward()
+print("whole")
+"""
+
+
+@pytest.mark.parametrize("isa", ["AVX2", "AVX512_CORE_AMX"])
+def test_such_layers_train_without_damage(isa: str) -> None:
+    """Without `arrange` the same cases end with SIGABRT or SIGSEGV: in fp32 with AVX2, in bf16 where there is AVX512."""
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": isa, "OMP_WAIT_POLICY": "PASSIVE"}
+    done = subprocess.run([sys.executable, "-c", _FRAGILE], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr

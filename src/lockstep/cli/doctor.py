@@ -69,7 +69,7 @@ def _formats() -> list[dict[str, Any]]:
         found.append(_finding("number formats", "ok", cap))
     for name, wrong in known.now().items():
         if wrong and name.startswith("strided"):
-            fix = "memory_format=auto keeps models with such a layer contiguous"
+            fix = "runs give such layers contiguous memory (docs/machine.md)"
             found.append(_finding("number formats", "problem", f"{name} {wrong}", fix))
     settings = [f"{name}={value}" for name, value in known.machine.items() if name in facts.VARIABLES]
     if settings:

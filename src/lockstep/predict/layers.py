@@ -56,6 +56,7 @@ def answer(question: Question, scratch: Path) -> Answer:
 
     from lockstep import models
     from lockstep.data import open_data
+    from lockstep.models import memory
 
     recipe, placement = question.recipe, question.placement
     torch.set_num_threads(placement.threads or 1)
@@ -65,7 +66,7 @@ def answer(question: Question, scratch: Path) -> Answer:
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
     device = torch.device(placement.device)
     # As for an evaluation: layers that draw random numbers would ask for the samples' keys.
-    model: Any = models.build(recipe, data.shape).eval().to(device=device, memory_format=memory_format)  # type: ignore[call-overload]
+    model: Any = memory.arrange(models.build(recipe, data.shape).eval().to(device=device), memory_format)
     images = torch.rand(SAMPLES, *data.shape, device=device).contiguous(memory_format=memory_format)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     came: dict[int, float] = {}

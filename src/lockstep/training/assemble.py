@@ -15,7 +15,7 @@ from lockstep import models, seeding
 from lockstep.data import DataSet, open_data
 from lockstep.data.batches import Batches
 from lockstep.measure.recorder import Recorder
-from lockstep.models import cautions, layers
+from lockstep.models import cautions, layers, memory
 from lockstep.parallel import group, strategies, zero
 from lockstep.parallel.ranks import Rank
 from lockstep.parallel.strategies import Strategy
@@ -122,8 +122,7 @@ def build_model(recipe: Recipe, spec: Spec, data: DataSet, device: torch.device,
         from lockstep.kernels import fuse
 
         model = fuse(model)
-    model = precision.prepare(model.to(device=device, memory_format=_memory_format(spec)))  # type: ignore[call-overload]
-    return model
+    return precision.prepare(memory.arrange(model.to(device=device), _memory_format(spec)))
 
 
 def _note_model(run: Run, recipe: Recipe, model: nn.Module, batches: Batches, precision: Precision) -> None:
