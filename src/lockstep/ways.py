@@ -74,15 +74,18 @@ class _Ways(msgspec.Struct):
 
 
 def read(folder: Path) -> dict[str, Way]:
-    """The ways measured in a folder, by name; empty where nothing was (or not to the end)."""
+    """The ways measured in a folder, by name; empty where nothing was (or not to the end), or where it is damaged."""
     try:
-        content = read_shape(folder / FILE, _Ways)
-    except Damaged as error:
-        raise Damaged(f"{folder / FILE} is damaged: {error}; measure again with --measure") from None
+        return check(folder)
+    except Damaged:
+        return {}
+
+
+def check(folder: Path) -> dict[str, Way]:
+    """The same, but what is damaged is an error."""
+    content = read_shape(folder / FILE, _Ways)
     if content is None or Run(folder).recorded_status()["state"] != "done":
         return {}
     if len({len(way.rounds) for way in content.ways}) > 1:
-        raise Damaged(
-            f"{folder / FILE} is damaged: its ways have different numbers of rounds; measure again with --measure"
-        )
+        raise Damaged(f"{FILE}: its ways have different numbers of rounds")
     return {way.name: way for way in content.ways}

@@ -71,7 +71,8 @@ def archive(rng: random.Random) -> bytes:
             member = tarfile.TarInfo(rng.choice((MNIST.parts[0].name, "../x", "/x", "a" * 200, "é", "data_batch_1")))
             member.type, member.size = rng.choice(kinds), rng.choice((0, 5, 600))
             member.linkname = rng.choice(("", "x", "../../x"))
-            made.addfile(member, io.BytesIO(rng.randbytes(600)))
+            with suppress(ValueError):  # one of the formats has no room for a long name
+                made.addfile(member, io.BytesIO(rng.randbytes(600)))
     data = out.getvalue()
     return data * rng.choice((1, 1, 2, 40))
 

@@ -179,6 +179,19 @@ def test_a_damaged_file_of_a_rank_is_named_and_left_out(
     assert f"ranks/0001/{name}" in (tmp_path / "r.md").read_text()
 
 
+def test_damaged_measurements_beside_a_run_are_named_and_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    run = folders.run_folder(tmp_path / "runs", "broken", "two")
+    (run.folder / "explain/ways/ways.json").write_text('{"ways": [{}]}')
+    runs = ("--runs", str(tmp_path / "runs"))
+    for words in (["show", "broken"], ["explain", "broken"]):
+        assert "explain/ways/ways.json" in command(*words, *runs)
+    command("report", "broken", "-o", str(tmp_path / "r.md"), *runs)
+    assert "explain/ways/ways.json" in (tmp_path / "r.md").read_text()
+
+
 def test_one_bad_study_does_not_hide_the_others(tmp_path: Path) -> None:
     root = tmp_path / "runs"
     folders.study_folder(root, repeats=1)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from lockstep import shapes
 from lockstep.placement import ranks_per_host
 from lockstep.run import Run, Spec, read_json
+from lockstep.text import printable
 from lockstep.ways import ROUND_FILE
 
 PLAIN_EVERY_S = 10.0
@@ -48,7 +49,7 @@ class ProgressLine:
         )
         if self._tty:
             width = shutil.get_terminal_size().columns - 1
-            sys.stderr.write("\r\x1b[2K" + text[:width])
+            sys.stderr.write("\r\x1b[2K" + printable(text)[:width])
             sys.stderr.flush()
             self._live = True
         elif time.monotonic() >= self._next_plain:
@@ -69,7 +70,7 @@ class ProgressLine:
 
     def _line(self, text: str) -> None:
         self.clear()
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
 
     def clear(self) -> None:
         if self._live:

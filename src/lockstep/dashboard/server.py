@@ -21,6 +21,7 @@ from lockstep.dashboard.security import HEADERS, Guard, Refused
 from lockstep.errors import InputError, LockstepError
 from lockstep.report.vega.spec import for_page
 from lockstep.report.views import AnyChart
+from lockstep.text import printable
 
 MOST_BODY = 4096
 IDLE_S = 30.0
@@ -69,7 +70,7 @@ class Handler(BaseHTTPRequestHandler):
     def _note(self, error: Exception) -> str:
         """A bug of ours, or a run folder like no other: one line at the terminal, and the server goes on."""
         said = f"{type(error).__name__}: {error}"
-        print(f"lockstep dashboard: {self.path.partition('?')[0]}: {said}", file=sys.stderr)
+        print(printable(f"lockstep dashboard: {self.path.partition('?')[0]}: {said}"), file=sys.stderr)
         return said
 
     def _refuse(self, refused: Refused) -> None:

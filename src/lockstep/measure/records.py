@@ -137,7 +137,8 @@ def check_steps(path: Path) -> np.ndarray[Any, Any]:
 
 
 def damage(run: Run) -> list[str]:
-    """What of the ranks' own files cannot be read, each with the reason."""
+    """What of the ranks' own files, and of what was measured beside the run, cannot be read, each with the reason."""
+    from lockstep import ways
     from lockstep.measure import trace
 
     kinds: dict[str, Callable[[Path], object]] = {
@@ -155,4 +156,8 @@ def damage(run: Run) -> list[str]:
                 read(folder / name)
             except Damaged as error:
                 found.append(f"ranks/{folder.name}/{error}")
+    try:
+        ways.check(run.folder / ways.BESIDE)
+    except Damaged as error:
+        found.append(f"{ways.BESIDE}/{error} (lockstep explain {run.id} --measure makes it anew)")
     return found
