@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lockstep.kernels import FusedConvReLU, native
-from lockstep.kernels.dispatch import Way
 from lockstep.kernels.op import fused
+from lockstep.kernels.way import Way
 
 if native.load() is None:
     pytest.skip("there is no C++ compiler", allow_module_level=True)
@@ -174,6 +174,39 @@ def test_what_is_not_a_number_goes_where_pytorch_lets_it_go(way: Way, value: flo
                 assert torch.equal(a.isinf(), c.isinf()), (where, pool)
                 both = a.isfinite() & (c.abs() < 1e30)
                 torch.testing.assert_close(a[both], c[both], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("way", [DIRECT, WINOGRAD])
+@pytest.mark.parametrize("value", [1e2, 1e3, 1e4, 1e6, 1e8, 1e12])
+def test_one_large_number_does_not_reach_outputs_that_it_has_no_part_in(way: Way, value: float) -> None:
+    """In x for the result, in the gradient for the gradient of x; pixel 7, 7 is in the 3x3 outputs around it alone."""
+    x, w = drawn(2, 16, 16, 16, seed=1), drawn(16, 16, 3, 3, seed=2)
+    grad = drawn(2, 16, 16, 16, seed=3)
+    around = torch.ones(2, 1, 16, 16, dtype=torch.bool)
+    around[0, :, 6:9, 6:9] = False
+
+    def untouched(x: Tensor, grad: Tensor, which: int) -> tuple[Tensor, Tensor]:
+        ours, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+        bias = torch.full((16,), 50.0)  # nothing is cut off, so that every gradient passes
+        y, wanted = (
+            fused(ours, w, bias, 1, False, way),
+            functional.conv2d(exact, w.double(), bias.double(), padding=1).relu(),
+        )
+        y.backward(grad)
+        wanted.backward(grad.double())
+        found = [(y.detach(), wanted.detach()), (ours.grad, exact.grad)][which]
+        return found[0] * around, found[1] * around
+
+    # What csrc/simd.h promises: 2 eps of the largest number that is let through, times the sum of the weights' sizes; and float32's own
+    # rounding of 144 usual numbers and the bias.
+    eps, weights = torch.finfo(torch.float32).eps, float(w.abs().sum((1, 2, 3)).max())
+    usual = 0.8  # the mean size of normal numbers
+    bound = 2 * eps * min(value, 1024 * usual) * weights + 144 * eps * 50
+    for which in (0, 1):
+        large_x, large_grad = x.clone(), grad.clone()
+        (large_x if which == 0 else large_grad)[0, 3, 7, 7] = value
+        found, wanted = untouched(large_x, large_grad, which)
+        assert float((found.double() - wanted).abs().max()) < bound, which
 
 
 @pytest.mark.parametrize("way", [DIRECT, WINOGRAD])

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from lockstep.cli.kernels import command, parse_shape
 from lockstep.errors import InputError, RunFailed
-from lockstep.kernels import bench, candidates, dispatch, native, table
+from lockstep.kernels import bench, candidates, native, table
 from lockstep.kernels.candidates import Shape
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # `benchmarks` is not installed
@@ -54,15 +54,13 @@ def test_every_way_is_timed_and_right_and_the_times_are_kept_if_asked(
             assert timing["error"] < 1e-4 or timing["way"] == "bf16"
     assert small["flop"] == 2 * 2 * 2 * 3 * 8 * 8 * 9
     assert small["bytes"] == 4 * (2 * (2 * 64 + 3 * 16) + 2 * 3 * 9)
-    kernels = native.load()
-    assert kernels is not None
-    rows = table.rows(kernels.isa)
-    assert [(row.channels, row.width, row.size, row.pool, row.last, row.grad_x) for row in rows] == [
-        (2, 3, 8, True, False, True),
-        (16, 16, 8, False, True, False),
+    rows = table._read(Path(document["kept_in"])).values()
+    assert [(row.layer.channels, row.layer.out_channels, row.layer.height) for row in rows] == [(2, 3, 8), (16, 16, 8)]
+    assert [(row.layer.pool, row.layer.channels_last, row.layer.grad_x) for row in rows] == [
+        (True, False, True),
+        (False, True, False),
     ]
-    table.rows.cache_clear()
-    dispatch.choose.cache_clear()
+    table._rows.cache_clear()
 
 
 def test_a_wrong_result_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,34 +83,10 @@ def test_shapes_are_read_from_words() -> None:
             parse_shape(wrong)
 
 
-def test_the_built_in_table_knows_every_published_layer() -> None:
-    rows = table._rows_of(json.loads(table.BUILT_IN.read_text()), "avx2")
-    for shape in candidates.PUBLISHED:
-        wanted = (shape.channels, shape.width, shape.size, shape.pool, shape.last)
-        found = [row for row in rows if (row.channels, row.width, row.size, row.pool, row.last) == wanted]
-        assert {row.batch for row in found if row.threads == 1} >= {1, 4, 32, 128}, shape
-
-
-def test_a_table_can_be_written_to_a_file(tmp_path: Path) -> None:
-    if native.load() is None:
-        pytest.skip("there is no C++ compiler")
-    where = tmp_path / "table.json"
-    done = CliRunner().invoke(command, [*QUICK, "--quick", "--brief", "--table", str(where), "--json"])
-    assert done.exit_code == 0, done.output
-    cells = json.loads(done.stdout)["cells"]
-    assert [timing["way"] for timing in cells[0]["timings"]] == ["torch", "direct"]
-    content = json.loads(where.read_text())
-    assert len(where.read_text().splitlines()) == 4  # a head, a line for each row, the end
-    rows = table._rows_of(content, content["isa"])
-    assert [(row.channels, row.last) for row in rows] == [(2, False), (16, True)]
-    assert rows[0].forward["direct"] == pytest.approx(cells[0]["timings"][1]["forward_ms"], abs=1e-5)
-
-
-def test_where_it_cannot_be_measured_one_line_says_why(tmp_path: Path) -> None:
+def test_where_it_cannot_be_measured_one_line_says_why() -> None:
     def error(*words: str) -> str:
         return str(CliRunner().invoke(command, [*QUICK, *words]).exception)
 
-    assert "there is no folder" in error("--table", str(tmp_path / "none" / "table.json"))
     if not torch.cuda.is_available():
         assert error("--device", "cuda") == "--device cuda: PyTorch finds no GPU here: leave it out"
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,9 +16,9 @@ import torch.multiprocessing as mp
 from torch import nn
 
 from lockstep import models
-from lockstep.kernels import FusedConvReLU, dispatch, fuse, native, op, table
-from lockstep.kernels.dispatch import Way
-from lockstep.kernels.table import Row
+from lockstep.kernels import FusedConvReLU, build, dispatch, fuse, native, table, timing
+from lockstep.kernels.table import Layer, Row
+from lockstep.kernels.way import Way
 from lockstep.recipe import Recipe
 from support import SHORT, train_here
 
@@ -77,15 +81,9 @@ def test_a_convolution_without_onednn_computes_the_same_by_other_code() -> None:
         torch.testing.assert_close(one.grad, two.grad, rtol=1e-3, atol=1e-4)
 
 
-def test_a_recipe_with_fused_trains_to_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-    real = op.plain
-    monkeypatch.setattr(op, "plain", lambda *words: calls.append(1) or real(*words))
+def test_a_recipe_with_fused_trains_to_the_same_numbers(tmp_path: Path) -> None:
     short = [*SHORT, "train_limit=480", "test_limit=200", "epochs=1"]
     plain, fused = (train_here(tmp_path, *short, f"fused={word}") for word in ("false", "true"))
-    kernels = native.load()
-    if kernels is not None and table.rows(kernels.isa):
-        assert not calls, "the built-in table knows both layers"
     for key in ("train_loss", "test_loss"):
         assert fused[key] == pytest.approx(plain[key], rel=1e-4)
     assert fused["test_accuracy"] == pytest.approx(plain["test_accuracy"], abs=0.006)  # one image of 200
@@ -180,92 +178,184 @@ def test_ddp_averages_the_gradients_of_fused_modules(tmp_path: Path) -> None:
         torch.testing.assert_close(first * 2, parameter.grad, rtol=1e-4, atol=1e-4)
 
 
-def row(**words: Any) -> Row:
-    usual = {
-        "channels": 4,
-        "width": 8,
-        "size": 14,
-        "kernel": 3,
-        "pool": False,
-        "batch": 32,
-        "threads": 1,
-        "grad_x": True,
-    }
-    times = {"forward": {"torch": 1.0, "direct": 0.5}, "backward": {"torch": 1.0, "direct": 0.5}}
-    return Row(**{**usual, **times, **words})
+LAYER = Layer(
+    batch=32,
+    channels=4,
+    out_channels=8,
+    height=14,
+    width=14,
+    kernel=3,
+    padding=1,
+    pool=False,
+    channels_last=False,
+    dtype="float32",
+    threads=1,
+    learns=True,
+    grad_x=True,
+)
+SLOW, FAST = {"plain": 1.0, "torch": 1.02, "direct": 1.2}, {"plain": 1.0, "torch": 1.02, "direct": 0.5}
 
 
-def chosen(monkeypatch: pytest.MonkeyPatch, rows: list[Row], **words: Any) -> tuple[Way, Way]:
+def test_the_fastest_of_both_directions_together_is_taken() -> None:
+    assert dispatch.best(Row(LAYER, FAST, FAST)) == (DIRECT, DIRECT)
+    assert dispatch.best(Row(LAYER, SLOW, SLOW)) is None
+    assert dispatch.best(Row(LAYER, SLOW, FAST)) == (TORCH, DIRECT)  # 1.52 against 2
+    assert dispatch.best(Row(LAYER, FAST, SLOW)) == (DIRECT, TORCH)
+    # What PyTorch's operator takes longer inside of ours is counted: 2.6 against 2.2
+    assert (
+        dispatch.best(Row(LAYER, {"plain": 1.0, "torch": 2.0, "direct": 2.5}, {**FAST, "plain": 1.2, "direct": 0.6}))
+        is None
+    )
+    three = {"plain": 1.0, "torch": 1.1, "direct": 0.8, "winograd": 0.4}
+    assert dispatch.best(Row(LAYER, three, three)) == (WINOGRAD, WINOGRAD)
+    assert dispatch.best(Row(LAYER, FAST, {})) == (DIRECT, DIRECT)  # it does not learn: forward alone
+
+
+def test_a_difference_within_the_noise_is_none() -> None:
+    close = {"plain": 1.0, "torch": 1.1, "direct": 0.98}
+    assert dispatch.best(Row(LAYER, close, close)) is None
+    # A compiled graph has no PyTorch's operators one after the other: there the fastest inside is taken.
+    assert dispatch.inside(Row(LAYER, close, SLOW)) == (DIRECT, TORCH)
+
+
+def test_batches_are_rounded_to_a_power_of_two() -> None:
+    assert [table.rounded(batch) for batch in (1, 2, 3, 5, 6, 7, 11, 12, 32, 45, 46, 1000)] == [
+        *(1, 2, 4, 4, 8, 8, 8, 16, 32, 32, 64, 1024)
+    ]
+
+
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A machine on which nothing was timed yet; the library is the one that is there."""
+    kernels = native.load()
+    if kernels is None:
+        pytest.skip("there is no C++ compiler")
+    monkeypatch.setattr(build, "folder", lambda: tmp_path)
+    for known in (table._rows.cache_clear, dispatch._chosen.clear):
+        known()
+    yield tmp_path
+    for known in (table._rows.cache_clear, dispatch._chosen.clear):
+        known()
+
+
+def test_a_layer_is_timed_once_and_found_again(own_folder: Path) -> None:
+    timed: list[Layer] = []
+
+    def measure(layer: Layer) -> Row:
+        timed.append(layer)
+        return Row(layer, FAST, FAST)
+
+    other = msgspec.structs.replace(LAYER, threads=64, batch=1)
+    for _ in range(2):
+        assert table.find(LAYER, "avx2", measure) == Row(LAYER, FAST, FAST)
+        assert table.find(other, "avx2", measure).layer.threads == 64
+        table._rows.cache_clear()  # as another process
+    assert timed == [LAYER, other], "one thread's times say nothing of 64"
+    table.find(LAYER, "portable", measure)
+    assert len(timed) == 3, "an instruction set has times of its own"
+    table.keep([Row(LAYER, SLOW, SLOW)], "avx2")
+    assert table.find(LAYER, "avx2", measure).forward == SLOW
+    assert table.find(other, "avx2", measure).forward == FAST
+    table.path("avx2").write_text("{")
+    table._rows.cache_clear()
+    assert table.find(LAYER, "avx2", measure).forward == FAST, "a damaged file is as good as none"
+
+
+def test_times_of_a_busy_machine_are_taken_again_by_the_next_process(own_folder: Path) -> None:
+    answers = [Row(LAYER, SLOW, SLOW, True), Row(LAYER, FAST, FAST), Row(LAYER, SLOW, SLOW)]
+    left = iter(answers)
+    for expected in (0, 1, 1):
+        for _ in range(2):
+            assert table.find(LAYER, "avx2", lambda layer: next(left)) == answers[expected]
+        table._rows.cache_clear()  # as another process
+
+
+def test_a_pinned_rank_finds_what_the_machine_knows(own_folder: Path) -> None:
+    before, cores = table.path("avx2"), os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(cores)})
+        assert table.path("avx2") == before
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def test_where_nothing_can_be_kept_it_is_timed_for_this_process(
+    own_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "folder", lambda: Path("/proc/none"))
+    timed: list[Layer] = []
+
+    def measure(layer: Layer) -> Row:
+        timed.append(layer)
+        return Row(layer, FAST, FAST)
+
+    for _ in range(3):
+        assert table.find(LAYER, "avx2", measure).forward == FAST
+    assert len(timed) == 1
+
+
+def test_processes_that_meet_a_layer_together_choose_the_same(own_folder: Path) -> None:
+    """One of them times it, and the others wait for the answer. Threads with files of their own lock as processes do."""
+    timed: list[int] = []
+
+    def ask(number: int) -> Row:
+        def measure(layer: Layer) -> Row:
+            timed.append(number)
+            return Row(layer, {**FAST, "direct": 0.1 * number}, FAST)
+
+        with build.locked(own_folder / "start"):
+            pass
+        return table.find(LAYER, "avx2", measure)
+
+    with ThreadPoolExecutor(4) as pool:
+        rows = list(pool.map(ask, range(1, 5)))
+    assert len(timed) == 1
+    assert all(row == rows[0] for row in rows)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_layer_is_timed_in_every_way_and_leaves_no_trace(dtype: str, wide: bool) -> None:
     if native.load() is None:
         pytest.skip("there is no C++ compiler")
-    monkeypatch.setattr(dispatch, "rows", lambda isa: tuple(rows))
-    dispatch.choose.cache_clear()
-    usual = {"batch": 32, "channels": 4, "width": 8, "height": 14, "breadth": 14, "kernel": 3, "padding": 1}
-    rest = {"pool": False, "last": False, "dtype": torch.float32}
-    others = {"threads": 1, "grad_x": True, "isa": "avx2"}
-    try:
-        layer = dispatch.Layer(**{**usual, **rest, **{key: words[key] for key in words if key not in others}})
-        return dispatch.choose(layer, **{key: words.get(key, value) for key, value in others.items()})
-    finally:
-        dispatch.choose.cache_clear()
+    sizes = {"channels": 16, "out_channels": 16} if wide else {}
+    layer = msgspec.structs.replace(LAYER, batch=4, threads=torch.get_num_threads(), dtype=dtype, **sizes)
+    state = torch.get_rng_state()
+    with (
+        torch.inference_mode(),
+        torch.autocast("cpu", dtype=torch.bfloat16),
+    ):  # whatever surrounds the layer that is met first
+        for learns in (True, False):
+            row = timing.measure(msgspec.structs.replace(layer, learns=learns, grad_x=learns))
+            names = {"plain", "torch", "direct", *(["winograd"] if wide else [])}
+            assert set(row.forward) == names
+            assert set(row.backward) == (names if learns else set())
+            assert all(value > 0 for value in (*row.forward.values(), *row.backward.values()))
+    assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_the_table_decides_and_far_from_it_pytorch_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    near = row()
-    assert chosen(monkeypatch, [near]) == (DIRECT, DIRECT)
-    assert chosen(monkeypatch, [near], batch=64, height=28, breadth=28) == (DIRECT, DIRECT)
-    assert chosen(monkeypatch, [near], batch=2) == (TORCH, TORCH)
-    assert chosen(monkeypatch, [near], batch=5000) == (DIRECT, DIRECT)  # larger batches are more of the same
-    assert chosen(monkeypatch, [near], last=True) == (TORCH, TORCH)
-    assert chosen(monkeypatch, [near], kernel=5) == (TORCH, TORCH)
-    monkeypatch.setattr(dispatch, "cpu_support", lambda: {"bf16": ["AVX512-BF16"]})
-    assert chosen(monkeypatch, [near], dtype=torch.bfloat16) == (TORCH, TORCH)
-    monkeypatch.setattr(dispatch, "cpu_support", lambda: {"bf16": []})
-    assert chosen(monkeypatch, [near], dtype=torch.bfloat16) == (DIRECT, DIRECT)
-    assert chosen(monkeypatch, [near], dtype=torch.float64) == (TORCH, TORCH)
-    assert chosen(monkeypatch, []) == (TORCH, TORCH)
+def test_the_module_times_what_it_meets_and_keeps_it(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Layer] = []
 
+    def measure(layer: Layer) -> Row:
+        asked.append(layer)
+        return Row(layer, FAST, FAST if layer.learns else {})
 
-def test_each_direction_goes_its_own_way_unless_there_is_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = {"torch": 1.0, "direct": 1.2}
-    assert chosen(monkeypatch, [row(forward=slow)]) == (TORCH, DIRECT)
-    assert chosen(monkeypatch, [row(backward=slow)]) == (DIRECT, TORCH)
-    assert chosen(monkeypatch, [row(backward=slow, pool=True)], pool=True) == (DIRECT, DIRECT)  # 1.7 against 2.0 in all
-    short = {"torch": 0.1, "direct": 0.05}
-    assert chosen(monkeypatch, [row(forward=slow, backward=short)]) == (TORCH, TORCH)  # too short to be mixed
-    slower = {"torch": 1.0, "direct": 1.6}
-    assert chosen(monkeypatch, [row(backward=slower, pool=True)], pool=True) == (TORCH, TORCH)
-
-
-def test_a_difference_within_the_noise_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    close = {"torch": 1.0, "direct": 0.98}
-    assert chosen(monkeypatch, [row(forward=close)]) == (TORCH, DIRECT)
-
-
-def test_the_nearest_row_counts_with_threads_and_grad_x_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = {"torch": 1.0, "direct": 2.0}
-    rows = [
-        row(threads=1),
-        row(threads=2, forward=slow),
-        row(threads=2, grad_x=False, backward=slow),
-        row(batch=1, forward=slow),
+    monkeypatch.setattr(timing, "measure", measure)
+    conv, x = FusedConvReLU(4, 8, 3, padding=1), torch.randn(30, 4, 14, 14)
+    for _ in range(2):
+        conv(x).sum().backward()
+    with torch.no_grad():
+        conv(x)
+    conv(x.to(memory_format=torch.channels_last).requires_grad_())
+    here = {"threads": torch.get_num_threads()}
+    expected = [
+        {"grad_x": False},
+        {"learns": False, "grad_x": False},
+        {"channels_last": True},
     ]
-    assert chosen(monkeypatch, rows) == (DIRECT, DIRECT)
-    assert chosen(monkeypatch, rows, threads=2) == (TORCH, DIRECT)
-    assert chosen(monkeypatch, rows, threads=2, grad_x=False) == (DIRECT, TORCH)
-    assert chosen(monkeypatch, rows, batch=2) == (TORCH, DIRECT)
-
-
-def test_this_machines_table_goes_before_the_built_in_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCKSTEP_DATA", str(tmp_path / "data"))
-    table.rows.cache_clear()
-    built_in = table.rows("avx2")
-    assert built_in
-    table.save(table.document([row()], "avx2", {}))
-    assert table.rows("avx2") == (row(),)
-    assert table.rows("portable") == ()  # one of another instruction set says nothing …
-    assert table.rows("avx512") == built_in  # … but of its nearest relative, where there is none of its own
-    table.path().write_text("{")
-    table.rows.cache_clear()
-    assert table.rows("avx2") == built_in
-    table.rows.cache_clear()
+    assert asked == [msgspec.structs.replace(LAYER, **here, **words) for words in expected]
+    compiled = torch.compile(conv, fullgraph=True, backend="aot_eager")
+    for batch in (30, 3, 5):  # the graph's batch becomes a symbol; the way is decided when it runs
+        compiled(x[:batch]).sum().backward()
+    assert [layer.batch for layer in asked[3:]] == [4], "32 was known, 3 and 5 are nearest to 4"

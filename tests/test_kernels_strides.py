@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lockstep.kernels import FusedConvReLU, build, native, op
-from lockstep.kernels.dispatch import Way
+from lockstep.kernels.way import Way
 
 HERE = Path(__file__)
 ABLE = build.able()

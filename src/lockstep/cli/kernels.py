@@ -13,7 +13,7 @@ from lockstep.cli.numbers import whole
 from lockstep.cli.output import console, json_option, note, print_json, print_table
 
 if TYPE_CHECKING:
-    from lockstep.kernels.bench import Cell, Roof
+    from lockstep.kernels.bench import Cell, How, Roof
     from lockstep.kernels.candidates import Shape
 
 EPILOG = """\b
@@ -51,12 +51,10 @@ def command() -> None:
 @click.option("--quick", is_flag=True, help="Batch 32, one thread, short rounds.")
 @click.option("--compile", "compiled", is_flag=True, help="torch.compile too, which takes a minute for each layer.")
 @click.option("--brief", is_flag=True, help="Only PyTorch's operators as they are, and ours.")
-@click.option("--keep", is_flag=True, help="Keep the times for this machine: FusedConvReLU then chooses by them.")
 @click.option(
-    "--table",
-    "into",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write these times to a file, as kernels/table.json has them.",
+    "--keep",
+    is_flag=True,
+    help="Time these layers longer, and keep that for this machine: FusedConvReLU then chooses by it.",
 )
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", help="Unstated: cpu.")
 @json_option
@@ -69,7 +67,6 @@ def bench(
     compiled: bool,
     brief: bool,
     keep: bool,
-    into: Path | None,
     device: str,
     as_json: bool,
 ) -> None:
@@ -78,7 +75,7 @@ def bench(
     Ways: PyTorch's own operators as they are, channels-last, with oneDNN off, in bf16, oneDNN's fused operator (forward only),
     and ours. With one thread times are CPU times.
     """
-    from lockstep.errors import InputError, RunFailed
+    from lockstep.errors import RunFailed
     from lockstep.kernels.bench import How, keep_memory, measure, roof
     from lockstep.kernels.candidates import LAYERS
     from lockstep.placement import cores
@@ -86,9 +83,7 @@ def bench(
     wanted = [parse_shape(text) for text in shapes] or list(LAYERS)
     batches = batches or ((32,) if quick else (1, 32, 128, 256))
     threads = threads or ((1,) if quick or device == "cuda" else tuple(dict.fromkeys((1, cores()))))
-    if into and not into.parent.is_dir():
-        raise InputError(f"--table {into}: there is no folder {into.parent}: make it first")
-    _check_device(device, keep or into is not None)
+    _check_device(device, keep)
     how = How(rounds or (3 if quick else 7), 0.02 if quick else 0.05, compiled, brief, device)
     if os.getloadavg()[0] > 0.5 * cores():
         note(f"warning: the machine is busy (load {os.getloadavg()[0]:.1f}): take the times as indications")
@@ -100,7 +95,7 @@ def bench(
             for count in threads:
                 note(f"{shape.name}, batch {batch}, {count} thread{'s' * (count > 1)}")
                 cells.append(measure(shape, batch, count, how))
-    _report(cells, roofs, keep, into, as_json)
+    _report(cells, roofs, _keep(cells, how) if keep else None, as_json)
     wrong = [
         (cell, timing)
         for cell in cells
@@ -124,9 +119,7 @@ def _check_device(device: str, kept: bool) -> None:
         if not torch.cuda.is_available():
             raise InputError("--device cuda: PyTorch finds no GPU here: leave it out")
         if kept:
-            raise InputError(
-                "--keep and --table are for the CPU, where there is a choice of ways: leave out --device cuda"
-            )
+            raise InputError("--keep is for the CPU, where there is a choice of ways: leave out --device cuda")
     elif native.load() is None:
         raise RunFailed("kernels bench: there are no kernels to measure: install g++, or set CXX")
 
@@ -151,10 +144,27 @@ def parse_shape(text: str) -> Shape:
     return Shape(channels, width, size, "pool" in words, "first" not in words, "last" in words, kernel)
 
 
-def _report(cells: list[Cell], roofs: dict[int, Roof], keep: bool, into: Path | None, as_json: bool) -> None:
+def _keep(cells: list[Cell], how: How) -> Path:
+    """Time these layers as FusedConvReLU does when it meets them, but for longer, and keep that for this machine."""
+    import torch
+
+    from lockstep.kernels import native, table, timing
+    from lockstep.kernels.bench import layer_of
+
+    kernels = native.load()
+    assert kernels is not None
+    rows, before = [], torch.get_num_threads()
+    for cell in cells:
+        torch.set_num_threads(cell.threads)
+        rows.append(timing.measure(layer_of(cell.shape, cell.batch, cell.threads), how.rounds, 10 * how.seconds))
+    torch.set_num_threads(before)
+    return table.keep(rows, kernels.isa)
+
+
+def _report(cells: list[Cell], roofs: dict[int, Roof], kept: Path | None, as_json: bool) -> None:
     import msgspec
 
-    from lockstep.kernels import native, table
+    from lockstep.kernels import native
     from lockstep.machine.cpu import cpu_model
     from lockstep.measure.environment import version_of
     from lockstep.placement import cores
@@ -162,15 +172,12 @@ def _report(cells: list[Cell], roofs: dict[int, Roof], keep: bool, into: Path | 
     kernels = native.load()
     isa = kernels.isa if kernels else "none"
     machine = {"cpu": cpu_model(), "cores": cores(), "torch": version_of("torch"), "isa": isa}
-    rows = table.document([table_row(cell) for cell in cells], isa, machine)
-    if into:
-        table.write(into, rows)
     document: dict[str, Any] = {
         "machine": machine,
         "time": time.time(),
         "roofs": msgspec.to_builtins(list(roofs.values())),
         "cells": msgspec.to_builtins(cells),
-        "kept_in": str(table.save(rows)) if keep else None,
+        "kept_in": str(kept) if kept else None,
     }
     if as_json:
         print_json(document)
@@ -200,7 +207,7 @@ def _report(cells: list[Cell], roofs: dict[int, Roof], keep: bool, into: Path | 
     out.print(
         "GFLOP/s: the definition's operations, so Winograd may pass 100 %; in brackets the part of what this machine reaches."
     )
-    if keep:
+    if kept:
         out.print(f"Kept in {document['kept_in']}", soft_wrap=True)
 
 
@@ -223,24 +230,3 @@ def _line(cell: Cell, index: int, roof: Roof) -> list[str]:
         f"{cell.flop / seconds / 1e9:.1f} ({cell.flop / seconds / roof.flop_per_s:.0%})",
         f"{cell.bytes / seconds / 1e9:.2f} ({cell.bytes / seconds / roof.bytes_per_s:.0%})",
     ]
-
-
-def table_row(cell: Cell) -> Any:
-    """What the dispatcher has to know of a cell."""
-    from lockstep.kernels.table import Row
-
-    ways = [timing for timing in cell.timings if timing.way in ("torch", "direct", "winograd")]
-    shape = cell.shape
-    return Row(
-        channels=shape.channels,
-        width=shape.width,
-        size=shape.size,
-        kernel=shape.kernel,
-        pool=shape.pool,
-        batch=cell.batch,
-        threads=cell.threads,
-        grad_x=shape.grad_x,
-        last=shape.last,
-        forward={timing.way: round(timing.forward_ms, 5) for timing in ways},
-        backward={timing.way: round(timing.backward_ms or 0.0, 5) for timing in ways},
-    )

@@ -12,8 +12,9 @@ import msgspec
 import torch
 from torch import Tensor
 
-from lockstep.kernels import dispatch, native
+from lockstep.kernels import dispatch
 from lockstep.kernels.candidates import Candidate, Shape, candidates, exact, result_size
+from lockstep.kernels.table import Layer
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -84,14 +85,18 @@ def measure(shape: Shape, batch: int, threads: int, how: How) -> Cell:
     return Cell(shape, batch, threads, timings, chosen, _flop(shape, batch), _bytes(shape, batch))
 
 
+def layer_of(shape: Shape, batch: int, threads: int) -> Layer:
+    """As the dispatcher knows it, in a training step."""
+    sizes = (batch, shape.channels, shape.size, shape.size)
+    weight = (shape.width, shape.channels, shape.kernel, shape.kernel)
+    return dispatch.layer_of(
+        sizes, weight, shape.padding, shape.pool, shape.last, torch.float32, threads, True, shape.grad_x
+    )
+
+
 def _chosen(shape: Shape, batch: int, threads: int, device: str) -> tuple[str, str]:
-    kernels = native.load()
-    if device != "cpu" or kernels is None:
-        return "torch", "torch"
-    sizes = (batch, shape.channels, shape.width, shape.size, shape.size)
-    layer = dispatch.Layer(*sizes, shape.kernel, shape.padding, shape.pool, shape.last, torch.float32)
-    forward, backward = dispatch.choose(layer, threads, shape.grad_x, kernels.isa)
-    return forward.name.lower(), backward.name.lower()
+    ways = dispatch.choose(layer_of(shape, batch, threads)) if device == "cpu" else None
+    return (ways[0].name.lower(), ways[1].name.lower()) if ways else ("torch", "torch")
 
 
 def keep_memory() -> None:

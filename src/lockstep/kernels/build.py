@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from lockstep.machine.cpu import cpu_flags
@@ -77,7 +78,7 @@ def compiler() -> str:
 
 def library(name: str) -> Path:
     """The library for one target, compiled now if it is not there yet. Of several processes one compiles, and the others wait."""
-    where = folder() / f"{name}-{_fingerprint(name)}.so"
+    where = folder() / f"{name}-{fingerprint(name)}.so"
     if where.is_file():
         return where
     try:
@@ -96,7 +97,9 @@ def folder() -> Path:
     return cache_folder().parent / "kernels"
 
 
-def _fingerprint(name: str) -> str:
+@cache
+def fingerprint(name: str) -> str:
+    """Of these sources and how they are compiled for a target."""
     words = (*FLAGS, *TARGETS[name].words, os.uname().machine)
     digest = hashlib.sha256(" ".join(words).encode())
     for source in sorted(SOURCES.iterdir()):

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lockstep.kernels import dispatch, op
-from lockstep.kernels.dispatch import Way
+from lockstep.kernels import op
+from lockstep.kernels.timing import MANY
+from lockstep.kernels.way import Way, possible
 from lockstep.machine.formats import cpu_support
 from lockstep.models.nets import without_onednn
 
@@ -115,9 +116,8 @@ def candidates(shape: Shape, batch: int, compiled: bool, brief: bool = False, de
             found.append(_compiled(shape, given, grad))
     if device == "cuda":
         return found + _ours_on_cuda(shape, given, grad)
-    for way in dispatch.possible(shape.channels, shape.width, shape.kernel, shape.padding, torch.float32):
-        # Of many channels Winograd's method is always the faster one of ours.
-        if way is Way.WINOGRAD or (way is Way.DIRECT and shape.channels * shape.width < 4096):
+    for way in possible(shape.channels, shape.width, shape.kernel, shape.padding, torch.float32):
+        if way is Way.WINOGRAD or (way is Way.DIRECT and shape.channels * shape.width < MANY):
             found.append(_ours(way.name.lower(), way, shape, given, grad))
     return found
 

@@ -1,114 +1,161 @@
-"""Which way computes a convolution: ours only where it was measured to be faster than PyTorch's operators.
+"""Which way computes a convolution: ours only where it is faster than PyTorch's operators, in this process, on this machine.
 
-A shape that was measured itself is decided by that; another one by the nearest that was. Far from all of them, PyTorch's own.
+Each layer is timed when it is met first (timing.py), and the times are kept for all processes of this machine (table.py). Graphs of
+torch.compile ask when they run, by the same rule: while they are traced, sizes may be symbols that have no times.
 """
 
 from __future__ import annotations
 
-from enum import IntEnum
-from functools import lru_cache
-from math import log2, sqrt
-from typing import NamedTuple
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from lockstep.kernels.table import Row, rows
-from lockstep.machine.formats import cpu_support
+from lockstep.kernels import native, op, table, timing
+from lockstep.kernels.table import PLAIN, Layer, Row
+from lockstep.kernels.way import Way, possible
 
-
-class Way(IntEnum):
-    """How to compute it; the numbers go through the operators' signatures."""
-
-    TORCH = 0
-    DIRECT = 1
-    WINOGRAD = 2
-
-
-class Layer(NamedTuple):
-    """What is to be computed, as far as the choice depends on it."""
-
-    batch: int
-    channels: int
-    width: int
-    height: int
-    breadth: int
-    kernel: int
-    padding: int
-    pool: bool
-    last: bool
-    """Whether x lies in channels-last order."""
-    dtype: torch.dtype
-
-
-NEITHER = (Way.TORCH, Way.TORCH)
-# Of Winograd's 36 products per tile, the transforms take their share: it needs channels enough.
-LEAST_CHANNELS = 16
-# A way has to be faster by so much: what is within the noise of a measurement is not taken.
+# The fused operator has to be faster by so much: what is within the noise of a measurement is not taken.
 MARGIN = 0.97
-# PyTorch's operators take some 15 µs longer inside of ours: only where that is little may one direction be theirs and the other ours.
-MIXED_MS = 0.5
-# A neighbour in the table may be so many doublings away, over channels, width, size and batch together.
-FAR = 3.0
+# Instead of a way: decide when it runs; the second where the gradient of x is wanted too.
+LATER, LATER_WITH_X = -1, -2
+
+Ways = tuple[Way, Way]
+"""Forward and backward."""
+_chosen: dict[tuple[Any, ...], Ways | None] = {}
 
 
-def possible(channels: int, width: int, kernel: int, padding: int, dtype: torch.dtype) -> tuple[Way, ...]:
-    """The ways that can compute it at all."""
-    if dtype not in (torch.float32, torch.bfloat16, torch.float64) or padding >= kernel or kernel not in (1, 3, 5):
-        return (Way.TORCH,)
-    if kernel == 3 and min(channels, width) >= LEAST_CHANNELS:
-        return Way.TORCH, Way.DIRECT, Way.WINOGRAD
-    return Way.TORCH, Way.DIRECT
+def conv_relu(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, pool: bool) -> Tensor:
+    """The fastest way to compute relu(conv2d(x, weight, bias, padding=padding)), with max_pool2d(…, 2) if `pool`."""
+    dtype = _dtype(x, weight, bias)
+    if dtype is None or len(possible(weight.shape[1], weight.shape[0], weight.shape[2], padding, dtype)) == 1:
+        return op.plain(x, weight, bias, 1, padding, 1, 1, pool)
+    if torch.compiler.is_compiling():
+        return op.fused(x, weight, bias, padding, pool, LATER_WITH_X if x.requires_grad else LATER)
+    ways = _ways(x, weight, bias, padding, pool, dtype)
+    if ways is None:
+        return op.plain(x, weight, bias, 1, padding, 1, 1, pool)
+    return op.fused(x, weight, bias, padding, pool, *ways)
 
 
-def rule(layer: Layer) -> tuple[Way, Way]:
-    """Without the table, for compiled graphs: few channels directly, many by Winograd's method if there are tiles enough."""
-    ways = possible(layer.channels, layer.width, layer.kernel, layer.padding, layer.dtype)
-    if layer.dtype is torch.float64:  # for checking: nothing was done for its speed
-        return NEITHER
-    if Way.WINOGRAD in ways and layer.batch * layer.height * layer.breadth >= 512:
-        return Way.WINOGRAD, Way.WINOGRAD
-    if Way.DIRECT in ways and layer.kernel == 3 and layer.channels <= 8:
-        return Way.DIRECT, Way.DIRECT
-    return NEITHER
+def _dtype(x: Tensor, weight: Tensor, bias: Tensor | None) -> torch.dtype | None:
+    """The number format to compute in; None where the operands are not ours to compute, or wrong, of which PyTorch's operator says what."""
+    if not (x.is_cpu and weight.is_cpu and x.dim() == 4 and x.shape[1] == weight.shape[1]):
+        return None
+    if bias is not None and not (bias.is_cpu and bias.shape == weight.shape[:1]):
+        return None
+    if torch.is_autocast_enabled("cpu"):
+        return torch.get_autocast_dtype("cpu")
+    same = x.dtype == weight.dtype and (bias is None or bias.dtype == x.dtype)
+    # float64 is for checking: nothing was done for its speed.
+    return x.dtype if same and x.dtype != torch.float64 else None
 
 
-@lru_cache(maxsize=4096)
-def choose(layer: Layer, threads: int, grad_x: bool, isa: str) -> tuple[Way, Way]:
-    """The ways forward and backward, by the table for this processor."""
-    batch, channels, width, height, breadth, kernel, padding, pool, last, dtype = layer
-    ways = possible(channels, width, kernel, padding, dtype)
-    if len(ways) == 1 or batch == 0:
-        return NEITHER
-    size = sqrt(height * breadth)
-    # Without instructions for bfloat16 PyTorch takes many times as long in it, and ours as long as in float32.
-    through_float = dtype is torch.bfloat16 and not cpu_support()["bf16"]
-    name = "float32" if through_float else str(dtype).removeprefix("torch.")
-    near = [row for row in rows(isa) if (row.kernel, row.pool, row.last, row.dtype) == (kernel, pool, last, name)]
-    # Beyond the largest batch that was measured, all ways take so much longer.
-    wanted = (channels, width, size, min(batch, max((row.batch for row in near), default=1)))
-    row = min(near, key=lambda row: _distance(row, wanted, threads, grad_x), default=None)
-    if row is None or _distance(row, wanted, threads, grad_x) > FAR:
-        return NEITHER
-    return _best(row, ways)
+def _ways(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, pool: bool, dtype: torch.dtype) -> Ways | None:
+    if not (_ordinary(x) and _ordinary(weight)) or x.numel() == 0 or native.load() is None:
+        return None
+    learns = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    learns = learns and torch.is_grad_enabled()
+    last, threads = native.last_order(x), torch.get_num_threads()
+    key = (x.shape, weight.shape, padding, pool, last, dtype, threads, learns, x.requires_grad)
+    if key not in _chosen:
+        _chosen[key] = choose(layer_of(*key))
+    return _chosen[key]
 
 
-def _distance(row: Row, wanted: tuple[int, int, float, int], threads: int, grad_x: bool) -> float:
-    """In doublings. The number of threads and whether x learns too only decide between rows that are equally near."""
-    shape = (row.channels, row.width, row.size, row.batch)
-    far = sum(abs(log2(a / b)) for a, b in zip(shape, wanted, strict=True))
-    return far + 0.1 * abs(log2(row.threads / threads)) + 0.01 * (row.grad_x != grad_x)
+def layer_of(
+    x: tuple[int, ...],
+    weight: tuple[int, ...],
+    padding: int,
+    pool: bool,
+    channels_last: bool,
+    dtype: torch.dtype,
+    threads: int,
+    learns: bool,
+    grad_x: bool,
+) -> Layer:
+    return Layer(
+        batch=table.rounded(x[0]),
+        channels=x[1],
+        out_channels=weight[0],
+        height=x[2],
+        width=x[3],
+        kernel=weight[2],
+        padding=padding,
+        pool=pool,
+        channels_last=channels_last,
+        dtype=table.dtype_name(dtype),
+        threads=threads,
+        learns=learns,
+        grad_x=learns and grad_x,
+    )
 
 
-def _best(row: Row, ways: tuple[Way, ...]) -> tuple[Way, Way]:
+def choose(layer: Layer) -> Ways | None:
+    """The ways forward and backward; None for PyTorch's operators one after the other."""
+    if not _fits(layer):
+        return None
+    kernels = native.load()
+    return None if kernels is None else best(table.find(layer, kernels.isa, timing.measure))
+
+
+def _fits(layer: Layer) -> bool:
+    """Whether there is an output at all; if not, PyTorch's operator says why."""
+    least = 2 if layer.pool else 1
+    return min(layer.height, layer.width) + 2 * layer.padding - layer.kernel + 1 >= least
+
+
+def best(row: Row) -> Ways | None:
+    ways = inside(row)
+    ours = sum(times[way.name.lower()] for times, way in zip((row.forward, row.backward), ways, strict=True) if times)
+    plain = row.forward[PLAIN] + row.backward.get(PLAIN, 0.0)
+    return ways if ours < MARGIN * plain else None
+
+
+def inside(row: Row) -> Ways:
+    """The fastest in each direction among those inside of the fused operator, PyTorch's own included."""
+
     def fastest(times: dict[str, float]) -> Way:
-        ours = [way for way in ways if way is not Way.TORCH and way.name.lower() in times]
-        way = min(ours, key=lambda way: times[way.name.lower()], default=Way.TORCH)
-        return way if times.get(way.name.lower(), 0) < MARGIN * times["torch"] else Way.TORCH
+        return min((way for way in Way if way.name.lower() in times), key=lambda way: times[way.name.lower()])
 
-    if not row.pool:
-        ways_of = fastest(row.forward), fastest(row.backward)
-        mixed = (ways_of[0] is Way.TORCH) != (ways_of[1] is Way.TORCH)
-        return NEITHER if mixed and min(row.forward["torch"], row.backward["torch"]) < MIXED_MS else ways_of
-    # What the way back of a pool needs is a thing of ours: both or neither.
-    together = {name: row.forward[name] + row.backward[name] for name in row.forward}
-    return fastest(together), fastest(together)
+    forward = fastest(row.forward)
+    return forward, fastest(row.backward) if row.backward else forward
+
+
+def _ordinary(tensor: Tensor) -> bool:
+    """Whether there is memory behind it that holds its numbers: not so where a subclass or another layout stands for them."""
+    return type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
+
+
+def _now(x: Tensor, weight: Tensor, padding: int, pool: bool, way: int, learns: bool, forward: bool) -> int:
+    """The way, decided now if it was left for later."""
+    kernels = native.load()
+    if way >= 0:
+        return way
+    if kernels is None or x.numel() == 0:
+        return Way.TORCH
+    last, threads = native.last_order(x), torch.get_num_threads()
+    layer = layer_of(x.shape, weight.shape, padding, pool, last, x.dtype, threads, learns, way == LATER_WITH_X)
+    ways = inside(table.find(layer, kernels.isa, timing.measure))
+    return ways[0] if forward else ways[1]
+
+
+def _forward_operator(
+    x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, pool: bool, way: int, keep: bool
+) -> tuple[Tensor, Tensor]:
+    """As an operator has to: with a tensor in every place."""
+    way = _now(x, weight, padding, pool, way, keep, forward=True)
+    y, code = op.forward(x, weight, bias, padding, pool, way, keep)
+    return y, y.new_empty((0, 0, 0, 0), dtype=torch.uint8) if code is None else code
+
+
+def _backward_operator(
+    grad: Tensor, x: Tensor, weight: Tensor, kept: Tensor, padding: int, pool: bool, way: int, wants_x: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    way = _now(x, weight, padding, pool, way, True, forward=False)
+    grad_x, grad_weight, grad_bias = op.backward(grad, x, weight, kept, padding, pool, way, wants_x)
+    return grad_weight.new_empty(0) if grad_x is None else grad_x, grad_weight, grad_bias
+
+
+torch.library.impl("lockstep::conv_relu_forward", "CPU", _forward_operator)
+torch.library.impl("lockstep::conv_relu_backward", "CPU", _backward_operator)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lockstep.kernels import native, op
+from lockstep.kernels import dispatch, native, op
 
 
 class FusedConvReLU(nn.Conv2d):
@@ -50,7 +50,7 @@ class FusedConvReLU(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         if self._simple():
-            return op.conv_relu(input, self.weight, self.bias, int(self.padding[0]), self.pool)
+            return dispatch.conv_relu(input, self.weight, self.bias, int(self.padding[0]), self.pool)
         if self.padding_mode != "zeros":
             input = nn.functional.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             return op.plain(input, self.weight, self.bias, self.stride, 0, self.dilation, self.groups, self.pool)

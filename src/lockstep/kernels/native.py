@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.kernels import build, dispatch
-from lockstep.kernels.dispatch import Way
+from lockstep.kernels import build
+from lockstep.kernels.way import Way, possible
 
 DONE, NOT_TAME, NO_MEMORY = range(3)
 
@@ -186,5 +186,5 @@ def check(x: torch.Size, weight: torch.Size, padding: int, pool: bool, winograd:
             f"conv_relu: a {kernel}x{kernel} kernel with padding {padding} does not fit input {tuple(x)}"
         )
     way = Way.WINOGRAD if winograd else Way.DIRECT
-    if way not in dispatch.possible(x[1], weight[0], kernel, padding, dtype):
+    if way not in possible(x[1], weight[0], kernel, padding, dtype):
         raise RuntimeError(f"conv_relu: {way.name.lower()} does not compute {tuple(weight)} weights in {dtype}")

@@ -1,4 +1,4 @@
-"""Convolution, bias, ReLU and perhaps a 2x2 max-pool as one operation with a gradient, and the choice of how to compute it."""
+"""Convolution, bias, ReLU and perhaps a 2x2 max-pool as one operation with a gradient, by the ways that are asked for."""
 
 from __future__ import annotations
 
@@ -6,22 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from lockstep.kernels import dispatch, native
-from lockstep.kernels.dispatch import Way
+from lockstep.kernels import native
+from lockstep.kernels.way import Way
 
 CUT_OFF = 4
 """The code of a pooled number that the ReLU cut off; 0 to 3 say which of four was the largest."""
-
-
-def conv_relu(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, pool: bool) -> Tensor:
-    """The measured best way to compute relu(conv2d(x, weight, bias, padding=padding)), with max_pool2d(…, 2) if `pool`."""
-    ways = _ways(x, weight, bias, padding, pool)
-    if ways == dispatch.NEITHER:
-        return plain(x, weight, bias, 1, padding, 1, 1, pool)
-    return fused(x, weight, bias, padding, pool, *ways)
 
 
 def fused(
@@ -30,8 +22,8 @@ def fused(
     bias: Tensor | None,
     padding: int = 0,
     pool: bool = False,
-    forward: Way = Way.DIRECT,
-    backward: Way | None = None,
+    forward: int = Way.DIRECT,
+    backward: int | None = None,
 ) -> Tensor:
     """By the stated ways, whatever was measured. There has to be a compiler."""
     device = "cpu" if x.is_cpu else x.device.type
@@ -96,12 +88,12 @@ class ConvRelu(torch.autograd.Function):
 def _operator(name: str, x: Tensor) -> Callable[..., Any]:
     """On the CPU without PyTorch's dispatcher, which costs more than a small layer; through it where a compiler looks on."""
     if x.is_cpu and not torch.compiler.is_compiling():
-        return _forward if name == "forward" else _backward
+        return forward if name == "forward" else backward
     operator: Callable[..., Any] = getattr(torch.ops.lockstep, f"conv_relu_{name}")
     return operator
 
 
-def _forward(
+def forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, pool: bool, way: int, keep: bool
 ) -> tuple[Tensor, Tensor | None]:
     kernels = native.load(x.dtype is torch.float64)
@@ -118,7 +110,7 @@ def _forward(
     return y.relu_(), code
 
 
-def _backward(
+def backward(
     grad: Tensor, x: Tensor, weight: Tensor, kept: Tensor, padding: int, pool: bool, way: int, wants_x: bool
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     kernels = native.load(x.dtype is torch.float64)
@@ -139,33 +131,6 @@ def _backward(
         whole, x, weight, sizes, ones, [padding] * 2, ones, False, [0, 0], 1, [wants_x, True, True]
     )
     return grads
-
-
-def _ways(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, pool: bool) -> tuple[Way, Way]:
-    dtype = weight.dtype
-    if not (x.is_cpu and weight.is_cpu and x.dim() == 4 and x.shape[1] == weight.shape[1]):
-        return dispatch.NEITHER  # another device; or wrong input, of which PyTorch's operator says what is wrong
-    if bias is not None and not (bias.is_cpu and bias.shape == weight.shape[:1]):
-        return dispatch.NEITHER
-    if torch.is_autocast_enabled("cpu"):
-        dtype = torch.get_autocast_dtype("cpu")
-    elif x.dtype != dtype or (bias is not None and bias.dtype != dtype):
-        return dispatch.NEITHER
-    batch, channels, height, width = x.shape
-    layer = dispatch.Layer(
-        batch, channels, weight.shape[0], height, width, weight.shape[2], padding, pool, native.last_order(x), dtype
-    )
-    if torch.compiler.is_compiling():  # shapes may be symbols here, which the table does not know
-        return dispatch.rule(layer)
-    kernels = native.load() if _ordinary(x) and _ordinary(weight) else None
-    if kernels is None or x.numel() == 0:
-        return dispatch.NEITHER
-    return dispatch.choose(layer, torch.get_num_threads(), x.requires_grad, kernels.isa)
-
-
-def _ordinary(tensor: Tensor) -> bool:
-    """Whether there is memory behind it that holds its numbers: not so where a subclass or another layout stands for them."""
-    return type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
 
 
 def _fake_forward(
@@ -190,19 +155,9 @@ def _fake_backward(
     return grad_x, grad_weight, weight.new_empty(weight.shape[0])
 
 
-def _forward_operator(*words: Any) -> tuple[Tensor, Tensor]:
-    """As an operator has to: with a tensor in every place."""
-    y, code = _forward(*words)
-    return y, y.new_empty((0, 0, 0, 0), dtype=torch.uint8) if code is None else code
-
-
-def _backward_operator(*words: Any) -> tuple[Tensor, Tensor, Tensor]:
-    grad_x, grad_weight, grad_bias = _backward(*words)
-    return grad_weight.new_empty(0) if grad_x is None else grad_x, grad_weight, grad_bias
-
-
 def _define() -> None:
-    """The same two functions as operators, which torch.compile puts into its graphs without looking inside."""
+    """The same two functions as operators, which torch.compile puts into its graphs without looking inside. What they do on a CPU
+    is in dispatch.py, which decides the way where that was left for later."""
     words = "int padding, bool pool, int way, bool"
     torch.library.define(
         "lockstep::conv_relu_forward", f"(Tensor x, Tensor weight, Tensor? bias, {words} keep) -> (Tensor, Tensor)"
@@ -211,8 +166,6 @@ def _define() -> None:
         "lockstep::conv_relu_backward",
         f"(Tensor grad, Tensor x, Tensor weight, Tensor kept, {words} wants_x) -> (Tensor, Tensor, Tensor)",
     )
-    torch.library.impl("lockstep::conv_relu_forward", "CPU", _forward_operator)
-    torch.library.impl("lockstep::conv_relu_backward", "CPU", _backward_operator)
     torch.library.register_fake("lockstep::conv_relu_forward", _fake_forward)
     torch.library.register_fake("lockstep::conv_relu_backward", _fake_backward)
 

@@ -1,87 +1,116 @@
-"""What was measured: how long each way takes, for each shape. Built in is one table; `lockstep kernels bench --keep` makes this machine's."""
+"""What was timed on this machine: how long each way takes for each layer. Kept in one file, which all processes of a machine share."""
 
 from __future__ import annotations
 
 import hashlib
-import json
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import msgspec
+import torch
 
+from lockstep.kernels import build
 from lockstep.machine.cpu import cpu_model
 from lockstep.measure.environment import version_of
-from lockstep.placement import cores
 from lockstep.run import read_json, write_atomic
 
-BUILT_IN = Path(__file__).with_name("table.json")
-FORMAT = 1
+FORMAT = 2
+PLAIN = "plain"
+"""PyTorch's own operators one after the other; the other names are ways inside of the fused operator, PyTorch's among them."""
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """Median milliseconds by the name of each way ("torch" is PyTorch's own operators), for one shape."""
+class Layer(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the choice depends on. Batches are rounded to a power of two: a run whose last batch is shorter times a few, not all."""
 
-    channels: int
-    width: int
-    """Output channels."""
-    size: int
-    """Height and width of the image; its root of height x width where they differ."""
-    kernel: int
-    pool: bool
     batch: int
+    channels: int
+    out_channels: int
+    height: int
+    width: int
+    kernel: int
+    padding: int
+    pool: bool
+    channels_last: bool
+    dtype: str
     threads: int
+    learns: bool
+    """Whether there will be a backward pass …"""
     grad_x: bool
-    last: bool = False
-    """Whether x lies in channels-last order."""
-    dtype: str = "float32"
+    """… and whether it gives the gradient of x too: not for a net's first layer."""
+
+
+class Row(msgspec.Struct, frozen=True):
+    """Milliseconds of one layer by the name of each contender; `backward` is empty where the layer does not learn."""
+
+    layer: Layer
     forward: dict[str, float]
     backward: dict[str, float]
+    disturbed: bool = False
+    """The machine was busy: good for the process that measured it, and measured again by the next."""
 
 
-# Where nothing was measured with an instruction set, that of a relative stands in: both we and PyTorch gain from wider vectors.
-STANDS_IN = {"avx512": "avx2"}
+def rounded(batch: int) -> int:
+    """The nearest power of two."""
+    low = 1 << (batch.bit_length() - 1)
+    return low if batch * batch <= 2 * low * low else 2 * low
 
 
-@cache
-def rows(isa: str) -> tuple[Row, ...]:
-    """This machine's own rows, else the built-in ones."""
-    built_in = json.loads(BUILT_IN.read_text())
-    return _rows_of(read_json(path()), isa) or _rows_of(built_in, isa) or _rows_of(built_in, STANDS_IN.get(isa, ""))
-
-
-def _rows_of(content: Any, isa: str) -> tuple[Row, ...]:
-    if not content or content.get("format") != FORMAT or content.get("isa") != isa:
-        return ()
+def find(layer: Layer, isa: str, measure: Callable[[Layer], Row]) -> Row:
+    """The layer's row. Of several ranks that ask at once one measures, and the others wait for its answer: all choose the same."""
+    where = path(isa)
+    known = _rows(where)
+    if layer in known:
+        return known[layer]
+    row = None
     try:
-        return tuple(msgspec.convert(content["rows"], type=list[Row]))
-    except (msgspec.ValidationError, KeyError):
-        return ()
+        where.parent.mkdir(parents=True, exist_ok=True)
+        with build.locked(where.with_suffix(".lock")):
+            row = _read(where).get(layer)
+            if row is None or row.disturbed:
+                row = measure(layer)
+                _write(where, [row])
+    except OSError:
+        # A folder that cannot be written: measured for this process alone.
+        row = row or measure(layer)
+    known[layer] = row
+    return row
 
 
-def path() -> Path:
-    """Another processor or torch has a table of its own."""
-    from lockstep.kernels.build import folder
-
-    seen = f"{cpu_model()} {cores()} {version_of('torch')}"
-    return folder() / f"table-{hashlib.sha256(seen.encode()).hexdigest()[:16]}.json"
-
-
-def document(measured: list[Row], isa: str, machine: dict[str, Any]) -> dict[str, Any]:
-    return {"format": FORMAT, "isa": isa, "machine": machine, "rows": msgspec.to_builtins(measured)}
-
-
-def save(content: dict[str, Any]) -> Path:
-    """As this machine's own."""
-    where = path()
+def keep(rows: list[Row], isa: str) -> Path:
+    """These instead of what was there for the same layers."""
+    where = path(isa)
     where.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(where, content)
-    rows.cache_clear()
+    with build.locked(where.with_suffix(".lock")):
+        _write(where, rows)
+    _rows.cache_clear()
     return where
 
 
-def write(where: Path, content: dict[str, Any]) -> None:
-    """A row to a line, so that a change of the built-in table can be read."""
-    head = {key: value for key, value in content.items() if key != "rows"}
-    lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in content["rows"])
-    where.write_text(f'{json.dumps(head)[:-1]}, "rows": [\n{lines}\n]}}\n', encoding="utf-8")
+def path(isa: str) -> Path:
+    """Named after the machine and the code, not after the cores that this process may use: ranks are pinned to some of them."""
+    known = f"{FORMAT} {cpu_model()} {version_of('torch')} {isa} {build.fingerprint(isa)}"
+    return build.folder() / f"table-{hashlib.sha256(known.encode()).hexdigest()[:16]}.json"
+
+
+@cache
+def _rows(where: Path) -> dict[Layer, Row]:
+    return {layer: row for layer, row in _read(where).items() if not row.disturbed}
+
+
+def _read(where: Path) -> dict[Layer, Row]:
+    """A damaged file is as good as none: its layers are timed again."""
+    try:
+        rows = msgspec.convert((read_json(where) or {}).get("rows", []), type=list[Row])
+    except msgspec.ValidationError:
+        return {}
+    return {row.layer: row for row in rows}
+
+
+def _write(where: Path, rows: list[Row]) -> None:
+    kept = _read(where) | {row.layer: row for row in rows}
+    write_atomic(where, {"cpu": cpu_model(), "rows": msgspec.to_builtins(list(kept.values()))}, durable=False)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -7,9 +7,9 @@
 namespace lockstep::winograd {
 
 inline bool tame(const Real* numbers, int64_t count) {
-  IntVec found{};
-  for (int64_t i = 0; i < count; i += kLanes) found |= wild(load(numbers + i));
-  return !any(found);
+  Sizes sizes;
+  for (int64_t i = 0; i < count; i += kLanes) sizes.add(load(numbers + i));
+  return sizes.tame();
 }
 
 inline int64_t forward_scratch(const Problem& p) {
@@ -101,7 +101,7 @@ void gradient_into_pixels(const Problem& p, const Shape& s, const Backward& a, i
 
 // Adds up all pixels; whether they are of a usual size. Image by image: a long sum that is one of short sums loses fewer digits.
 inline bool add_pixels(const Real* g, int64_t size, int64_t channels, Real* sums) {
-  IntVec found{};
+  Sizes sizes;
   int64_t c = 0;
   auto add = [&](auto vectors) {
     constexpr int kCount = decltype(vectors)::value;
@@ -109,7 +109,7 @@ inline bool add_pixels(const Real* g, int64_t size, int64_t channels, Real* sums
     for (int64_t i = c; i < size; i += channels) {
       UNROLL for (int j = 0; j < kCount; j++) {
         Vec value = load(g + i + j * kLanes);
-        found |= wild(value);
+        sizes.add(value);
         sum[j] += value;
       }
     }
@@ -118,7 +118,7 @@ inline bool add_pixels(const Real* g, int64_t size, int64_t channels, Real* sums
   };
   while (c + 4 * kLanes <= channels) add(std::integral_constant<int, 4>{});
   while (c < channels) add(std::integral_constant<int, 1>{});
-  return !any(found);
+  return sizes.tame();
 }
 
 template <class T>

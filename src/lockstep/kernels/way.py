@@ -1,0 +1,28 @@
+"""The ways to compute a convolution + ReLU (+ pool), and which of them can compute a given one at all."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import torch
+
+
+class Way(IntEnum):
+    """How to compute it; the numbers go through the operators' signatures."""
+
+    TORCH = 0
+    DIRECT = 1
+    WINOGRAD = 2
+
+
+# Of Winograd's 36 products per tile, the transforms take their share: it needs channels enough.
+LEAST_CHANNELS = 16
+
+
+def possible(channels: int, out_channels: int, kernel: int, padding: int, dtype: torch.dtype) -> tuple[Way, ...]:
+    """The ways that can compute it at all."""
+    if dtype not in (torch.float32, torch.bfloat16, torch.float64) or padding >= kernel or kernel not in (1, 3, 5):
+        return (Way.TORCH,)
+    if kernel == 3 and min(channels, out_channels) >= LEAST_CHANNELS:
+        return Way.TORCH, Way.DIRECT, Way.WINOGRAD
+    return Way.TORCH, Way.DIRECT
