@@ -15,17 +15,14 @@ from torch import nn
 from torch._C._distributed_c10d import GradBucket
 
 from lockstep.errors import InputError
+from lockstep.parallel import powersgd
 from lockstep.parallel.plain_ddp import PlainDdp
-from lockstep.placement import Ddp as Settings
+from lockstep.parallel.powersgd import PowerSgd
 from lockstep.placement import Placement
 
 # PyTorch's own size. Left unstated, DDP starts with a small bucket of 1 MB, so that the exchange begins early.
 DEFAULT_BUCKET_MB = 25.0
 FIRST_BUCKET_BYTES = 1 << 20
-# DDP puts its buckets together anew after the first step, and PowerSGD remembers something for each: it starts after that.
-POWERSGD_FROM_STEP = 2
-# Keeps a gradient that is zero throughout from becoming 0 / 0.
-POWERSGD_EPSILON = 1e-8
 # Of DDP's logging data, what a run keeps.
 _SIZES = ("bucket_sizes", "rebuilt_bucket_sizes")
 _COUNTS = (
@@ -83,8 +80,13 @@ class Ddp:
             process_group=group,
         )
         self._exchanges: Exchanges | None = None
-        if settings.hook != "none":
-            self._exchanges = Exchanges(*_hook(settings, group))
+        self._powersgd: PowerSgd | None = None
+        if settings.hook == "powersgd":
+            self._powersgd = PowerSgd(model, settings.powersgd_rank, group)
+            self._exchanges = Exchanges(self._powersgd, powersgd.exchange)
+        elif settings.hook != "none":
+            self._exchanges = Exchanges(group, _compression(settings.hook))
+        if self._exchanges is not None:
             wrapped.register_comm_hook(self._exchanges, _exchange)
         self.model: nn.Module = wrapped
         self._wrapped, self._group = wrapped, group
@@ -112,6 +114,14 @@ class Ddp:
             self._exchanges = Exchanges(self._group, _average)
             self._wrapped.register_comm_hook(self._exchanges, _exchange)
         self._exchanges.watcher = watcher
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Collective: what a checkpoint needs beside weights and optimizer: PowerSGD's memory, and otherwise nothing."""
+        return self._powersgd.state() if self._powersgd else {}
+
+    def load_state(self, state: dict[str, torch.Tensor]) -> None:
+        if self._powersgd:
+            self._powersgd.load_state(state)
 
     def figures(self) -> dict[str, Any]:
         """What DDP has counted itself, in the first ten steps and every hundredth (docs/timeline.md). Times are nanoseconds."""
@@ -171,18 +181,8 @@ def _only(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
     return future.value()[0]
 
 
-def _hook(settings: Settings, group: dist.ProcessGroup | None) -> tuple[Any, Hook]:
-    """PyTorch's own hook and what it keeps. Each divides by the number of ranks in the group, as DDP does without one."""
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+def _compression(name: str) -> Hook:
+    """PyTorch's own hook. Each divides by the number of ranks in the group, as DDP does without one."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-    if settings.hook == "fp16":
-        return group, default_hooks.fp16_compress_hook
-    if settings.hook == "bf16":
-        return group, default_hooks.bf16_compress_hook
-    state = powerSGD_hook.PowerSGDState(
-        group,
-        matrix_approximation_rank=settings.powersgd_rank,
-        start_powerSGD_iter=POWERSGD_FROM_STEP,
-        orthogonalization_epsilon=POWERSGD_EPSILON,
-    )
-    return state, powerSGD_hook.powerSGD_hook
+    return default_hooks.fp16_compress_hook if name == "fp16" else default_hooks.bf16_compress_hook

@@ -86,6 +86,8 @@ class LocalSgd:
         return {"steps": torch.tensor(self._steps), "since": torch.tensor(self._since)}
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
+        if "steps" not in state:  # another strategy's
+            return
         self._steps = int(state["steps"])
         self._since = int(state["since"]) if "since" in state else 0  # version 0.1 ended the round
         if self._ranks > 1 and not self._warms_up():
