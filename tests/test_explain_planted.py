@@ -112,6 +112,14 @@ def test_the_probe_measures_every_way_and_leaves_the_run_as_it_was(cli: Cli) -> 
     assert len(listed) == 1, "the probe is no run of its own in the list"
 
 
+@pytest.mark.slow
+def test_the_probe_measures_ranks_with_a_hook_each_by_itself(cli: Cli) -> None:
+    """In groups of their own: a hook that exchanged over the world would wait there for ranks that do something else."""
+    run = cli.run(*SHORT, "ranks=2", "epochs=1", "strategy=ddp", "ddp.hook=bf16", "backend=gloo")
+    document = explained(cli, run["id"], "--measure", "--seconds", "1")
+    assert next(each for each in document["findings"] if each["question"] == "speed-up")["figures"]["parts_s"]
+
+
 def test_a_run_that_did_not_end_well_is_refused_and_a_study_of_nothing_too(cli: Cli) -> None:
     run = cli.run(*SHORT, "epochs=1", "--name", "cut")
     (cli.runs / run["id"] / "status.json").write_text('{"state": "failed"}')

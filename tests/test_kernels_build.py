@@ -65,7 +65,7 @@ def test_of_processes_that_start_together_one_compiles(tmp_path: Path) -> None:
         ended = list(pool.map(lambda _: python(CALL, **where), range(3)))
     assert [done.returncode for done in ended] == [0, 0, 0], [done.stderr for done in ended]
     assert counter.read_text().split() == ["link"]
-    left = sorted(path.suffix for path in (tmp_path / "kernels").iterdir())
+    left = sorted(path.suffix for path in (tmp_path / "kernels").iterdir() if not path.name.startswith("table-"))
     assert left == [".lock", ".so"]
 
 

@@ -20,6 +20,7 @@ from lockstep.kernels import FusedConvReLU, build, dispatch, fuse, native, table
 from lockstep.kernels.table import Layer, Row
 from lockstep.kernels.way import Way
 from lockstep.recipe import Recipe
+from lockstep.run import Run
 from support import SHORT, train_here
 
 DIRECT, TORCH, WINOGRAD = Way.DIRECT, Way.TORCH, Way.WINOGRAD
@@ -87,6 +88,18 @@ def test_a_recipe_with_fused_trains_to_the_same_numbers(tmp_path: Path) -> None:
     for key in ("train_loss", "test_loss"):
         assert fused[key] == pytest.approx(plain[key], rel=1e-4)
     assert fused["test_accuracy"] == pytest.approx(plain["test_accuracy"], abs=0.006)  # one image of 200
+
+
+def test_fused_without_effect_is_said(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from torch import nn\nclass Net(nn.Sequential):\n    def __init__(self):\n        super().__init__(nn.Flatten(), nn.Linear(784, 10))\n"
+    )
+    short = [*SHORT, "train_limit=96", "test_limit=50", "epochs=1", "fused=true"]
+    vain = train_here(tmp_path / "runs", *short, f"model={tmp_path}/own.py:Net")
+    assert Run(Path(vain["run"])).model_notes("remarks") == [
+        "warning: fused=true has no effect: the model has no Conv2d with a ReLU behind it (docs/kernels.md)"
+    ]
+    assert Run(Path(train_here(tmp_path / "runs", *short)["run"])).model_notes("remarks") == []
 
 
 def test_training_steps_lead_to_the_same_weights() -> None:

@@ -127,7 +127,10 @@ def build_model(recipe: Recipe, spec: Spec, data: DataSet, device: torch.device,
 
 def _note_model(run: Run, recipe: Recipe, model: nn.Module, batches: Batches, precision: Precision) -> None:
     """Write down what was changed about a user's own model, and what about it ranks may compute otherwise than one process."""
+    unused = _fused_in_vain(model) if recipe.fused else []
     if recipe.model in models.CATALOGUE:
+        if unused:
+            write_atomic(run.folder / MODEL_NOTES, {"remarks": unused, "cautions": []})
         return
 
     def forward(net: nn.Module, images: torch.Tensor) -> None:
@@ -135,7 +138,18 @@ def _note_model(run: Run, recipe: Recipe, model: nn.Module, batches: Batches, pr
             net(precision.images(images))
 
     found = cautions.cautions(model, batches.take(0, min(_TRIED, batches.count))[0], forward)
-    write_atomic(run.folder / MODEL_NOTES, {"remarks": cautions.remarks(model), "cautions": found})
+    write_atomic(run.folder / MODEL_NOTES, {"remarks": cautions.remarks(model) + unused, "cautions": found})
+
+
+def _fused_in_vain(model: nn.Module) -> list[str]:
+    from lockstep.kernels import FusedConvReLU
+
+    fused = [module for module in model.modules() if isinstance(module, FusedConvReLU)]
+    if not fused:
+        return ["warning: fused=true has no effect: the model has no Conv2d with a ReLU behind it (docs/kernels.md)"]
+    if all(module.weight.device.type != "cpu" for module in fused):
+        return ["warning: fused=true has no effect: the fused kernels are for the CPU"]
+    return []
 
 
 def quantizer(recipe: Recipe, model: nn.Module, batches: Batches) -> Qat | None:
