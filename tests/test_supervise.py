@@ -173,8 +173,9 @@ def lost(run: Run, message: str, **beats: Any) -> str:
     """Rank 0 only says that it lost the others; rank 1 says nothing."""
     account = {"rank": 0, "kind": "RuntimeError", "message": message, "exit_code": 3, "consequence": True, "step": 45}
     write_atomic(run.rank_folder(0) / "failure.json", {**account, "time": time.time()})
-    write_atomic(run.rank_folder(0) / "status.json", {"rank": 0, "host": "node1", "waits": True, "time": 1.0})
-    write_atomic(run.rank_folder(1) / "status.json", {"rank": 1, "host": "node2", "time": 1.0, **beats})
+    beat = {"state": "running", "time": 1.0, "pid": 1}
+    write_atomic(run.rank_folder(0) / "status.json", {**beat, "rank": 0, "host": "node1", "waits": True})
+    write_atomic(run.rank_folder(1) / "status.json", {**beat, "rank": 1, "host": "node2", **beats})
     return str(first_cause(run, [])["cause"])
 
 
