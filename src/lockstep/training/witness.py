@@ -43,7 +43,7 @@ from lockstep.training.state import whole_state
 FOLDER = "proof"
 # Every step is judged where that costs at most this; else as many as do, spread over the run.
 BUDGET_BYTES, BUDGET_SECONDS = 1 << 30, 20.0
-# How far the judge moves the weights, in roundings of the recipe's number format: far enough to cross every kink (a ReLU, the
+# How far the judge moves weights and images, in roundings of the recipe's number format: far enough to cross every kink (a ReLU, the
 # choice of a max-pool) that float32 may fall on either side of.
 PERTURBATION = 32 * 2.0**-24
 UNIT_ROUNDING = {"fp32": 2.0**-24, "bf16": 2.0**-8, "fp16": 2.0**-11, "pure-bf16": 2.0**-8, "pure-fp16": 2.0**-11}
@@ -89,6 +89,10 @@ class Witness:
         self._judge: nn.Module | None = None
         norm = any(isinstance(layer, _BatchNorm) for layer in model.modules())
         append_line(self._folder / f"rank-{rank.rank:04d}.jsonl", {"batch_norm": norm})
+
+    @property
+    def _perturbation(self) -> float:
+        return max(PERTURBATION, 2 * UNIT_ROUNDING[self._spec.recipe.precision])
 
     @property
     def _is_judge(self) -> bool:
@@ -252,10 +256,13 @@ class Witness:
         loss, truth = self._gradient_in_double(judge)
         moved: dict[str, Tensor] = {name: torch.zeros((), dtype=torch.float64) for name in truth}
         loss_moved = 0.0
-        for sign in (1.0, -1.0):
+        for draw, sign in ((0, 1.0), (0, -1.0), (1, 1.0), (1, -1.0)):
             judge.load_state_dict(start)
-            self._perturb(judge, sign, step)
-            other, gradient = self._gradient_in_double(judge)
+            noise = Noise(sign * self._perturbation, 2 * step + draw)
+            with torch.no_grad():
+                for parameter in judge.parameters():
+                    parameter.copy_(noise(parameter))
+            other, gradient = self._gradient_in_double(judge, noise)
             loss_moved = max(loss_moved, abs(other - loss))
             for name in moved:
                 moved[name] = torch.maximum(moved[name], (gradient[name] - truth[name]).norm())
@@ -271,7 +278,9 @@ class Witness:
         cost = max(3 * size / BUDGET_BYTES, seconds / BUDGET_SECONDS)
         self._stride = max(1, round(self._spec.plan.total_steps * cost + 0.5))
 
-    def _gradient_in_double(self, judge: nn.Module) -> tuple[float, dict[str, Tensor]]:
+    def _gradient_in_double(
+        self, judge: nn.Module, noise: Callable[[Tensor], Tensor] = lambda images: images
+    ) -> tuple[float, dict[str, Tensor]]:
         """Of the mean loss over the whole global batch."""
         parameters = [p for p in judge.parameters() if p.requires_grad]
         generator = torch.get_rng_state()
@@ -280,7 +289,7 @@ class Witness:
         for each in self._passes:
             layers.bind(each.batch.keys, each.real)
             try:
-                loss = self._loss(judge(each.batch.images.double()), each.batch) / each.count
+                loss = self._loss(judge(noise(each.batch.images.double())), each.batch) / each.count
             except RuntimeError as error:
                 text = str(error).partition("\n")[0]
                 raise RunFailed(f"verify needs the model in float64, and there it fails: {text}") from None
@@ -290,15 +299,6 @@ class Witness:
                     sum_ += gradient
         torch.set_rng_state(generator)
         return total, dict(zip(self._names, sums, strict=True))
-
-    @torch.no_grad()
-    def _perturb(self, judge: nn.Module, sign: float, step: int) -> None:
-        """The second time the other way: what lies within reach on either side is crossed in one of the two."""
-        generator = torch.Generator().manual_seed(step)
-        size = sign * max(PERTURBATION, 2 * UNIT_ROUNDING[self._spec.recipe.precision])
-        for parameter in judge.parameters():
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            parameter.mul_(1 + size * noise.to(parameter.device))
 
     @torch.inference_mode()
     def _true_evaluation(self, test: Batches) -> dict[str, Any]:
@@ -320,6 +320,17 @@ class Witness:
         self._model.train()
         unsure = int((torch.cat(margins) < 4 * error).sum())
         return {"true_loss": loss / samples, "true_hits": hits, "unsure": unsure}
+
+
+class Noise:
+    """Every entry of what it is given, times 1 ± `size` or so. Of two with opposite signs, one crosses what is within reach on either side."""
+
+    def __init__(self, size: float, seed: int) -> None:
+        self._size, self._generator = size, torch.Generator().manual_seed(seed)
+
+    def __call__(self, values: Tensor) -> Tensor:
+        noise = torch.randn(values.shape, generator=self._generator, dtype=torch.float64)
+        return values * (1 + self._size * noise.to(values.device))
 
 
 def _read(path: Path) -> dict[str, Any]:
