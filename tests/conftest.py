@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from support import SHORT, Cli, processes_of
@@ -24,6 +25,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shell that starts something in the background has it ignore Ctrl-C, and all that it starts as well: tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+# No example is judged by a clock: the machine may be busy.
+hypothesis.settings.register_profile("no clock", deadline=None)
+hypothesis.settings.load_profile("no clock")
 
 # A worker has all tests of a file, because they share what takes seconds to start. The longest files go first, so that the
 # others can fill up what is left.
