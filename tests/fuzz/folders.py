@@ -299,7 +299,7 @@ def _edit(change: Callable[[Any, Any, random.Random], None]) -> Callable[[Path, 
                 [json.loads(line) for line in path.read_text().split("\n") if line] if path.suffix == ".jsonl" else None
             )
             content = lines if lines is not None else json.loads(path.read_text())
-        except ValueError:
+        except (ValueError, RecursionError):  # damaged already
             flipped(path, rng)
             return
         places = list(_places(content))
