@@ -33,13 +33,17 @@ hypothesis.settings.load_profile("no clock")
 # A worker has all tests of a file, because they share what takes seconds to start. The longest files go first, so that the
 # others can fill up what is left.
 LONGEST = (
-    "test_slurm.py",
-    "test_shm.py",
-    "test_faults.py",
     "test_verify.py",
-    "test_cli.py",
+    "test_slurm.py",
+    "test_faults.py",
+    "test_strategies.py",
+    "test_shm.py",
+    "test_comms.py",
     "test_mpi.py",
     "test_emulated.py",
+    "test_torch_suite.py",
+    "test_cli.py",
+    "test_session.py",
 )
 
 

@@ -224,6 +224,8 @@ def test_what_is_not_supported_is_recorded_as_that(cli: Cli) -> None:
     assert cell["reason"] == "rank 0: NotImplementedError: all_reduce is not supported here"
 
 
+@pytest.mark.slow
+@pytest.mark.cold
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)])
 def test_whoever_stops_it_no_rank_is_left(cli: Cli, number: signal.Signals, code: int) -> None:
     (cli.folder / "faults.py").write_text(FAULTS)

@@ -44,7 +44,7 @@ def rank_pid(run: Run, rank: int) -> int:
     return int(run.rank_statuses()[rank]["pid"])
 
 
-@pytest.mark.parametrize("launcher", ["spawn", "torchrun"])
+@pytest.mark.parametrize("launcher", ["spawn", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_kill_9_of_one_rank_ends_all_and_names_it(cli: Cli, launcher: str) -> None:
     process, run = started(cli, "ranks=2", f"launcher={launcher}")
     before = len(read_steps(run.rank_folder(1) / "steps.bin"))
@@ -79,7 +79,7 @@ def test_ctrl_c_stops_every_rank_and_keeps_what_was_measured(cli: Cli) -> None:
     assert len(read_steps(run.rank_folder(0) / "steps.bin")) > 20
 
 
-@pytest.mark.parametrize("launcher", ["spawn", "torchrun"])
+@pytest.mark.parametrize("launcher", ["spawn", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_a_killed_supervisor_leaves_no_rank_behind(cli: Cli, launcher: str) -> None:
     process, run = started(cli, "ranks=2", f"launcher={launcher}")
     process.kill()
@@ -126,6 +126,7 @@ def test_a_rank_that_hangs_ends_the_run_by_the_timeout(cli: Cli) -> None:
     assert not processes_of(cli.runs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["spawn", "torchrun", "mpirun"])
 def test_a_stopped_rank_is_noticed_and_named(cli: Cli, launcher: str) -> None:
     process, run = started(cli, "ranks=2", "timeout_s=8", f"launcher={launcher}")
@@ -143,6 +144,7 @@ def test_a_stopped_rank_is_noticed_and_named(cli: Cli, launcher: str) -> None:
     wait_for(lambda: not processes_of(run.folder), seconds=5, what="every process to be gone")
 
 
+@pytest.mark.slow
 def test_kill_9_of_the_torchrun_agent_leaves_no_rank_training(cli: Cli) -> None:
     process, run = started(cli, "ranks=2", "launcher=torchrun")
     agent = int(Path(f"/proc/{rank_pid(run, 1)}/stat").read_text().rpartition(")")[2].split()[1])
@@ -160,6 +162,7 @@ def test_kill_9_of_the_torchrun_agent_leaves_no_rank_training(cli: Cli) -> None:
     assert len(read_steps(run.rank_folder(1) / "steps.bin")) > 20
 
 
+@pytest.mark.slow
 def test_torchrun_restarts_from_the_last_epoch(cli: Cli) -> None:
     """One rank is killed once, in the second epoch; the run goes on and ends with the weights of one that was not."""
     (cli.folder / "net.py").write_text(
@@ -304,6 +307,7 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(cli: Cli, module: str) ->
     assert (result.returncode, result.stderr.lstrip("\n")) == (130, "lockstep: stopped\n")
 
 
+@pytest.mark.slow
 def test_two_hosts_on_this_machine_by_the_commands_that_dry_run_prints(cli: Cli, alone: dict[str, Any]) -> None:
     """Each "host" runs the command that --dry-run printed for it; they meet over loopback."""
     with socket.socket() as free:

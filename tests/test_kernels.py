@@ -453,6 +453,7 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
+@pytest.mark.slow
 def test_ten_thousand_calls_leave_no_memory_behind() -> None:
     x, w, b = drawn(2, 2, 12, 12, seed=1), drawn(4, 2, 3, 3, seed=2).requires_grad_(), torch.zeros(4)
 

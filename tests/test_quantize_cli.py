@@ -164,6 +164,7 @@ def test_dynamic_and_quantization_aware_fine_tuning_of_the_same_run(trained: Cli
     assert {row["zero"] for row in coarse["layers"] if row["quantized"]} == {64}
 
 
+@pytest.mark.slow
 def test_times_and_memory_are_measured_by_routes_in_turns(trained: Cli) -> None:
     from lockstep.quantize import timing
     from lockstep.quantize.bench import Request

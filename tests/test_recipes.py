@@ -145,6 +145,7 @@ def test_a_published_recipe_runs_by_name(module_cli: Cli) -> None:
     np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["published/c-cifar-augmented", "published/a-cifar-regularized"])
 def test_the_larger_recipes_run_too(module_cli: Cli, name: str) -> None:
     words = ("data=embedded-color", "batch_per_rank=8", "train_limit=64", "test_limit=50", "epochs=2", "ranks=2")

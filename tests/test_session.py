@@ -131,6 +131,7 @@ def test_two_ranks_equal_the_recipe(two: Run) -> None:
     assert two.summary()["ranks_agree"]  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_three_ranks_of_torchrun_with_a_loader_and_two_passes_too(module_cli: Cli, script: str) -> None:
     words = ("ranks=3", "threads=1", "backend=gloo", "launcher=torchrun", "strategy=flat")
     result = module_cli("run", script, *words, "--json", "--", "--passes", "2", "--loader")

@@ -401,6 +401,7 @@ def test_a_killed_rank_is_named_at_once_and_leaves_nothing(faulty: Session) -> N
 
 
 @pytest.mark.cold
+@pytest.mark.slow
 def test_a_stopped_rank_is_given_up_after_the_timeout(faulty: Session) -> None:
     os.kill(faulty.processes[2].pid, signal.SIGSTOP)
     faulty.send("dist.barrier()")
@@ -417,6 +418,7 @@ def test_ranks_that_call_different_collectives_are_told(faulty: Session) -> None
 
 
 @pytest.mark.cold
+@pytest.mark.slow
 def test_a_rank_that_is_lost_on_another_host_ends_all(folder: Path) -> None:
     session = Session(folder, 4, hosts="xyxy", timeout=5, name="lost")
     try:

@@ -496,6 +496,7 @@ def test_a_strategy_of_ones_own_is_said_to_be_unverified() -> None:
     assert remarks(SimpleNamespace(placement=own, options=options, **words)) == [said]
 
 
+@pytest.mark.slow
 def test_a_whole_run_with_fsdp_learns_what_one_process_does(module_cli: Cli, alone: dict[str, Any]) -> None:
     divided = module_cli.run(*SHORT, *TWO, "strategy=fsdp", "accumulation=2")
     assert divided["ranks_agree"]

@@ -328,7 +328,7 @@ def test_what_is_right_passes(proofs: Proofs, words: tuple[str, ...]) -> None:
     assert proofs.wrong(*recipe, where=where, which="3 ranks" if "ranks=3" in words else "2 ranks") == {}
 
 
-@pytest.mark.parametrize("model", ["Tied", "ResNet18"])
+@pytest.mark.parametrize("model", ["Tied", pytest.param("ResNet18", marks=pytest.mark.slow)])
 def test_nets_with_much_rounding_pass(tmp_path: Path, proofs: Proofs, model: str) -> None:
     """A residual net with synchronised batch norm, in channels-last float32; tied weights under Adam."""
     path = tmp_path / "nets.py"
