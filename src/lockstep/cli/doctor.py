@@ -67,10 +67,6 @@ def _formats() -> list[dict[str, Any]]:
     cap = formats.cap_line(known)
     if cap:
         found.append(_finding("number formats", "ok", cap))
-    for name, wrong in known.now().items():
-        if wrong and name.startswith("strided"):
-            fix = "runs give such layers contiguous memory (docs/machine.md)"
-            found.append(_finding("number formats", "problem", f"{name} {wrong}", fix))
     settings = [f"{name}={value}" for name, value in known.machine.items() if name in facts.VARIABLES]
     if settings:
         found.append(_finding("number formats", "ok", f"tried under your own {' '.join(settings)}"))

@@ -14,7 +14,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,12 +32,12 @@ class WrongNumbers(Exception):
 
 def try_all(cases: Mapping[str, Case], seconds: float = CASE_SECONDS) -> dict[str, str]:
     """Each case's problem. Cases of one format (the first word) share a process; where it fails, each gets its own."""
-    answers: dict[str, str] = {}
-    for kind in dict.fromkeys(name.split()[0] for name in cases):
-        group = {name: case for name, case in cases.items() if name.split()[0] == kind}
-        together = len(group) > 1 and not _apart(partial(_each, group.values()), seconds)
-        answers |= {name: "" if together else _apart(case, seconds) for name, case in group.items()}
-    return answers
+    groups: dict[str, dict[str, Case]] = {}
+    for name, case in cases.items():
+        groups.setdefault(name.split()[0], {})[name] = case
+    started = {kind: Apart(partial(_each, group.values()), seconds) for kind, group in groups.items()}
+    works = {kind for kind, process in started.items() if not process.problem()}
+    return {name: "" if name.split()[0] in works else Apart(case, seconds).problem() for name, case in cases.items()}
 
 
 def _each(cases: Iterable[Case]) -> None:
@@ -45,34 +45,43 @@ def _each(cases: Iterable[Case]) -> None:
         case()
 
 
-def _apart(work: Callable[[], Any], seconds: float) -> str:
-    """Do it in a forked process, so that one broken case tells nothing about the next. Returns what went wrong."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(reader)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        try:
-            work()
-            text = ""
-        except WrongNumbers:
-            text = "give wrong numbers"
-        except BaseException as error:
-            first = (str(error) or type(error).__name__).splitlines()[0]
-            text = f"fail ({first[:200]})"
-        os.write(writer, text.encode() or b"\n")
-        os._exit(0)
-    os.close(writer)
-    said = _read(reader, time.monotonic() + seconds)
-    os.close(reader)
-    if said is None:
-        os.kill(pid, signal.SIGKILL)
-    _, status = os.waitpid(pid, 0)
-    if said is None:
-        return f"do not end within {seconds:g} s"
-    if os.WIFSIGNALED(status):
-        return f"end with {signal.Signals(os.WTERMSIG(status)).name}"
-    return said.decode(errors="replace").strip()
+class Apart:
+    """Work in a forked process, so that one broken case tells nothing about the next."""
+
+    def __init__(self, work: Callable[[], Any], seconds: float) -> None:
+        self._seconds, self._until = seconds, time.monotonic() + seconds
+        self._reader, writer = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.close(self._reader)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            os.write(writer, _attempt(work).encode() or b"\n")
+            os._exit(0)
+        os.close(writer)
+
+    def problem(self) -> str:
+        """Wait for it; what went wrong, "" for nothing."""
+        said = _read(self._reader, self._until)
+        os.close(self._reader)
+        if said is None:
+            os.kill(self._pid, signal.SIGKILL)
+        _, status = os.waitpid(self._pid, 0)
+        if said is None:
+            return f"do not end within {self._seconds:g} s"
+        if os.WIFSIGNALED(status):
+            return f"end with {signal.Signals(os.WTERMSIG(status)).name}"
+        return said.decode(errors="replace").strip()
+
+
+def _attempt(work: Callable[[], Any]) -> str:
+    try:
+        work()
+    except WrongNumbers:
+        return "give wrong numbers"
+    except BaseException as error:
+        first = (str(error) or type(error).__name__).splitlines()[0]
+        return f"fail ({first[:200]})"
+    return ""
 
 
 def _read(descriptor: int, until: float) -> bytes | None:
@@ -99,8 +108,6 @@ def cases() -> dict[str, Case]:
         found[f"int8 {size} convolutions"] = partial(_int8_convolution, size)
         found[f"int8 {size} linear layers"] = partial(_int8_linear, size)
         found[f"int8 {size} matrix products"] = partial(_int8_product, size)
-    for kind in ("fp32", "bf16"):
-        found[f"strided {kind} 1x1 convolutions in channels-last order"] = partial(_strided, kind)
     return found
 
 
@@ -189,30 +196,7 @@ def _int8_product(size: str) -> None:
     _compare(torch._int_mm(left.to(torch.int8), right.to(torch.int8)), left @ right)
 
 
-def _strided(kind: str) -> None:
-    """oneDNN writes beyond its scratch memory here; it shows when the damaged memory is used again, so many shapes are tried."""
-    import torch
-
-    torch.set_num_threads(2)  # its scratch memory is shared out among threads
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[kind]
-    for batch, channels, width, side in _strided_shapes():
-        image = torch.ones(batch, channels, side, side, dtype=dtype).contiguous(memory_format=torch.channels_last)
-        weight = torch.ones(width, channels, 1, 1, dtype=dtype).contiguous(memory_format=torch.channels_last)
-        image.requires_grad_()
-        result = torch.nn.functional.conv2d(image, weight.requires_grad_(), stride=2)
-        torch.autograd.grad(result, (image, weight), torch.ones_like(result))
-
-
-def _strided_shapes() -> Iterator[tuple[int, int, int, int]]:
-    for batch, side in ((1, 28), (2, 8), (4, 28)):
-        for channels in (4, 8):
-            yield from ((batch, channels, width, side) for width in (1, 8))
-
-
 def main() -> None:
-    os.environ.setdefault(
-        "OMP_WAIT_POLICY", "PASSIVE"
-    )  # threads that spin while they wait would hinder the run beside us
     import torch
 
     torch.set_num_threads(1)

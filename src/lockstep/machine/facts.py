@@ -19,7 +19,7 @@ from lockstep.machine.cache import cache_folder, locked
 from lockstep.machine.cpu import cpu_flags, cpu_model
 from lockstep.run import read_json, write_atomic
 
-FORMAT = 1
+FORMAT = 2
 # What changes the instructions that torch and its libraries use.
 VARIABLES = (
     "ONEDNN_MAX_CPU_ISA",
