@@ -34,7 +34,7 @@ def main(label: str, arguments: list[str]) -> int:
             if step == "Collecting":
                 found += 1
                 words = rest.partition(" ")[0]
-            elif step in ("Downloading", "Building", "Installing"):
+            elif step == "Downloading" or line.startswith("Installing collected"):
                 words = line.strip()
             else:
                 continue
