@@ -20,7 +20,7 @@ from lockstep.measure import environment
 from lockstep.placement import Placement
 from lockstep.recipe import Recipe
 from lockstep.resolve import resolve
-from support import SHORT, Cli
+from support import SHORT, Cli, wait_for
 
 DOUBLE = Path(__file__).with_name("broken_machine.py")
 
@@ -56,6 +56,22 @@ def test_each_way_to_fail_is_an_answer(kind: str, words: str) -> None:
         "bf16 large matrix products",
         "int8 small linear layers",
     ]
+
+
+def test_a_case_that_hangs_ends_with_the_child_that_tries_it() -> None:
+    code = (
+        "import os, time\n"
+        "from lockstep.machine.child import Apart\n"
+        "print(Apart(lambda: time.sleep(1000), 1000)._pid, flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert child.stdout
+    case = Path(f"/proc/{int(child.stdout.readline())}")
+    assert case.exists()
+    child.kill()
+    child.communicate()
+    wait_for(lambda: not case.exists() or ") Z " in (case / "stat").read_text(), what="the case to be gone")
 
 
 def test_a_child_that_cannot_even_start_is_an_answer_and_one_that_was_killed_is_none() -> None:

@@ -18,15 +18,19 @@ CORES = "LOCKSTEP_CORES"
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent() -> None:
-    """Ask the kernel to end us when our parent ends, so that a killed launcher leaves no rank behind (Linux)."""
+def die_with_parent(parent: int | None = None) -> None:
+    """Ask the kernel to end us when our parent ends, so that a killed launcher leaves no rank behind (Linux).
+
+    `parent` is who that is meant to be; by default, whoever our launcher said.
+    """
     if not sys.platform.startswith("linux"):
         return
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     # The parent may have ended before we asked; then somebody else is our parent by now.
-    expected = os.environ.get(PARENT)
-    if expected is not None and os.getppid() != int(expected):
+    stated = os.environ.get(PARENT)
+    expected = parent if parent is not None else int(stated) if stated is not None else None
+    if expected is not None and os.getppid() != expected:
         os._exit(128 + signal.SIGTERM)
 
 

@@ -132,9 +132,10 @@ class Zygote:
         connection.close()
 
     def _end(self) -> None:
+        """Nothing that a test has left goes on after the tests."""
         for pid, _ in self._children.values():
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.killpg(pid, signal.SIGKILL)
 
     def _become(self, request: dict[str, Any], files: list[int], connection: socket.socket) -> Callable[[], None]:
         """In the forked process: take on the surroundings of the one that asked."""

@@ -11,6 +11,9 @@ from pathlib import Path
 
 from lockstep.run import Run, Spec
 
+# Six signs of life that did not come. On a busy machine a few are late, and no timeout is so short that this would say more.
+LEAST_PATIENCE_S = 3.0
+
 
 class Stalled(Exception):
     """A rank gave no sign of life for too long."""
@@ -26,7 +29,7 @@ class StallWatch:
     def __init__(self, run: Run, spec: Spec) -> None:
         self._run = run
         # Half of what the others would wait, so that the stopped rank is named before they give up.
-        self._patience_s = spec.placement.timeout_s / 2
+        self._patience_s = max(LEAST_PATIENCE_S, spec.placement.timeout_s / 2)
         self._seen: dict[int, tuple[float, float]] = {}
 
     def check(self, now: float) -> None:

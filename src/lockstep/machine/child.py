@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from lockstep.process import die_with_parent
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -51,8 +53,10 @@ class Apart:
     def __init__(self, work: Callable[[], Any], seconds: float) -> None:
         self._seconds, self._until = seconds, time.monotonic() + seconds
         self._reader, writer = os.pipe()
+        parent = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
+            die_with_parent(parent)  # a case that hangs is not left behind
             os.close(self._reader)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             os.write(writer, _attempt(work).encode() or b"\n")
