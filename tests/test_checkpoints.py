@@ -349,6 +349,7 @@ ALONE = ("ranks=2", "local_sgd.every=8", "regularize.batch_norm=per-rank")
     "words",
     [
         ("strategy=local-sgd", "precision=fp16"),
+        pytest.param(("strategy=local-sgd", "optimizer.name=sgd", "optimizer.momentum=0.9"), marks=pytest.mark.slow),
         pytest.param(("strategy=diloco",), marks=pytest.mark.slow),
         pytest.param(("strategy=ddp",), marks=pytest.mark.slow),
     ],
@@ -363,6 +364,14 @@ def test_ranks_that_differ_go_on_each_with_its_own_bits(module_cli: Cli, words: 
     again = module_cli.run("--resume", cut["id"], "max_steps=none")
     assert again["weights_sha256"] == whole["weights_sha256"]
     assert [e["test_loss"] for e in again["epochs"]] == [e["test_loss"] for e in whole["epochs"]]
+
+
+def test_ranks_that_differed_are_one_model_where_they_exchange_every_step(module_cli: Cli) -> None:
+    words = ("ranks=2", "local_sgd.every=8", "strategy=local-sgd", "optimizer.name=sgd", "optimizer.momentum=0.9")
+    cut = module_cli.run(*SHORT, *words, "max_steps=20", "--checkpoint-every", "1")
+    assert len(checkpoint.load(Path(cut["run"])).ranks) == 2
+    again = module_cli.run("--resume", cut["id"], "max_steps=none", "ranks=2", "strategy=ddp")
+    assert again["ranks_agree"]
 
 
 SLOW_DISK = """

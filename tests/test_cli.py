@@ -359,3 +359,12 @@ def test_the_python_interface(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None
     assert summary["steps"] == 2
     with pytest.raises(lockstep.InputError, match="does not divide"):
         lockstep.train(recipe, lockstep.Placement(ranks=5), runs=cli.runs)
+
+
+@pytest.mark.cold
+@pytest.mark.parametrize("closed", [">&-", "2>&-"])
+def test_closed_streams_are_no_reason_to_fail(cli: Cli, closed: str) -> None:
+    """Some daemons start a process without standard output."""
+    done = subprocess.run(["bash", "-c", f'"$@" {closed}', "-", *cli.argv("--version")], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "Traceback" not in done.stdout + done.stderr

@@ -73,7 +73,7 @@ def rows(root: Path) -> list[Row]:
     try:
         # One stat a folder, no file opened: what is left of the work once all runs are known.
         with os.scandir(root) as entries:
-            changed = {entry.name: entry.stat().st_mtime_ns for entry in entries if entry.is_dir(follow_symlinks=False)}
+            changed = dict(filter(None, map(_changed, entries)))
     except OSError:
         return []
     known = _read(root)
@@ -89,7 +89,9 @@ def rows(root: Path) -> list[Row]:
             row = line(run) if exists(run.folder / "run.json") else None
             # A folder without run.json may become a run, and then changes. What is kept is what the folder says: that a run
             # under way is silent, or its watcher gone, is a judgement of this moment.
-            if changed[name] < settled and (row is None or run.recorded_status()["state"] in ENDED):
+            if changed[name] < settled and (
+                row is None or (row["state"] != DAMAGED and run.recorded_status()["state"] in ENDED)
+            ):
                 fresh[name] = row
         if row is not None:
             found.append(row)
@@ -97,6 +99,14 @@ def rows(root: Path) -> list[Row]:
     if fresh or gone:
         _write(root, {name: (changed[name], row) for name, row in fresh.items()}, gone)
     return sorted(found, key=lambda row: (row["created"], row["id"]))
+
+
+def _changed(entry: os.DirEntry[str]) -> tuple[str, int] | None:
+    """When a folder was changed last; None for what is no folder, or has gone since it was listed."""
+    try:
+        return (entry.name, entry.stat().st_mtime_ns) if entry.is_dir(follow_symlinks=False) else None
+    except OSError:
+        return None
 
 
 def _is_text(name: str) -> bool:

@@ -222,7 +222,8 @@ class _Steps:
             self._step(step, float(losses[step]) if step < len(losses) else math.nan)
             if self._diverged:
                 break
-        self._diverged = self._diverged or ("no step was judged" if not judged else "")
+        if not (self._diverged or self._gradient.count):
+            self._diverged = "no step was judged"
         if self._overflows > OVERFLOWS:
             self._diverged = f"fp16 overflowed in {self._overflows} of {len(judged)} steps"
         exchange = "exchanged gradient against the sum of the ranks' own"
@@ -256,6 +257,8 @@ class _Steps:
         gradients = {n: None if g is None else _array(g) / scaled for n, g in found["gradient"].items()}
         reference = {n: None if g is None else _array(g) / scaled for n, g in ours["gradient"].items()}
         if self._recipe.precision == "fp16" and not (_finite(gradients) and _finite(reference)):
+            if _finite(reference) and self._own_are_finite(step):
+                self._gradient.add(math.nan, 0.0, f"{at}: not finite, though no rank's own gradient overflowed")
             self._overflows += 1
             return
         if not (_finite(reference) and math.isfinite(truth["loss"])):
@@ -283,6 +286,11 @@ class _Steps:
             allowed = MARGIN * max(own, float(truth["moved"][name]), floor)
             difference = _norm((0.0 if gradient is None else gradient) - true[name])
             self._gradient.add(*_relative(difference, allowed, length), f"{at}, {name}")
+
+    def _own_are_finite(self, step: int) -> bool:
+        """Whether every rank's own gradient of this step is known and finite."""
+        own = [self._other.load("own", step, rank) for rank in range(self._other.spec.plan.ranks)]
+        return all(each is not None and _finite({n: _array(g) for n, g in each["gradient"].items()}) for each in own)
 
     def _compare_exchange(self, step: int, gradients: dict[str, Array | None], found: dict[str, Any], at: str) -> None:
         ranks = range(self._other.spec.plan.ranks)

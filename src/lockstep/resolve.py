@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from lockstep.errors import InputError
-from lockstep.machine import formats
+from lockstep.machine import facts, formats
 from lockstep.placement import STRATEGIES, Placement, cores, one_command_per_host, ranks_per_host
 from lockstep.recipe import Recipe
 
@@ -25,6 +25,7 @@ def resolve(recipe: Recipe, placement: Placement) -> tuple[Recipe, Placement]:
     placement = replace(placement, backend=_backend(placement), strategy=_strategy(placement))
     if recipe.precision == "fp16" and placement.strategy == "fsdp":
         raise InputError("precision=fp16 does not go with strategy=fsdp yet: choose precision=bf16, or strategy=ddp")
+    _check_hook(placement)
     _check_number_formats(recipe, placement)
     if recipe.quantize != "off":
         _check_quantize(recipe, placement)
@@ -134,10 +135,19 @@ def _strategy(placement: Placement) -> str:
     return strategy
 
 
+def _check_hook(placement: Placement) -> None:
+    """PyTorch's PowerSGD waits for an exchange inside the callback of another, which these two carry out in one thread: it would hang."""
+    if placement.ddp.hook == "powersgd" and placement.backend in ("shm", "mpi"):
+        raise InputError(f"ddp.hook=powersgd does not go with backend={placement.backend}: choose backend=gloo")
+
+
 def _check_number_formats(recipe: Recipe, placement: Placement) -> None:
     """Refuse a format that this machine was seen to fail at. On a cluster the nodes are other machines."""
     if placement.device != "cpu" or placement.launcher == "slurm":
         return
+    known = facts.known()
+    if known is not None and (wrong := formats.problem("fp32", known)):
+        raise InputError(f"nothing can be trained on this CPU: {wrong} ('lockstep doctor' says more)")
     if recipe.precision != "fp32":
         formats.check(f"precision={recipe.precision}", recipe.precision.removeprefix("pure-"), "choose precision=fp32")
     if recipe.quantize != "off":

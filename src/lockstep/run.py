@@ -35,7 +35,7 @@ from lockstep.errors import InputError
 from lockstep.placement import Placement, Plan
 from lockstep.reading import Damaged, exists, is_file, read_record, read_records, read_shape
 from lockstep.recipe import Recipe
-from lockstep.text import finite, is_text, printable
+from lockstep.text import finite, is_text
 
 T = TypeVar("T")
 FORMAT = 1
@@ -155,7 +155,7 @@ def runs_root(given: Path | None = None) -> Path:
 
 def check_name(option: str, name: str, what: str) -> None:
     """A name becomes a folder, and is written into files and pages. File systems allow 255 bytes; what goes before and after needs some."""
-    if not name or name.startswith(".") or "/" in name or not is_text(name) or printable(name) != name:
+    if not name or name.startswith(".") or "/" in name or not is_text(name) or not name.isprintable():
         raise InputError(f"{option}{name!r}: a {what}'s name is one plain word, without '/' and not starting with '.'")
     if len(name.encode()) > LONGEST_NAME:
         raise InputError(

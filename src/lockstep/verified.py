@@ -74,7 +74,7 @@ def find(roots: Iterable[Path], spec: Spec, environment: dict[str, Any]) -> dict
 def _versions() -> dict[str, str | None]:
     return {
         "torch": _plain(version_of("torch")),
-        "lockstep": version_of("lockstep"),
+        "lockstep": _plain(version_of("lockstep")),
         "python": platform.python_version(),
     }
 

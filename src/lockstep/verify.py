@@ -112,7 +112,7 @@ def verify(
     order = [(name, name) for name in chosen] + [(f"{name}, again", name) for name in list(chosen)[:2]]
     records: dict[str, Records] = {}
     for number, (label, name) in enumerate(order, 1):
-        if chosen[name].accumulation and not placement.accumulation and records[ALONE].has_batch_norm:
+        if chosen[name].accumulation and records[ALONE].has_batch_norm:
             verdict.lines.append(
                 "accumulation was left out: the model has batch norm, whose statistics are then of a micro batch"
             )

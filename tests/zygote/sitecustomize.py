@@ -116,5 +116,5 @@ def run_in_zygote(address: str) -> None:
 
 
 _address = os.environ.get("LOCKSTEP_TEST_ZYGOTE")
-if _address and can_be_forked(sys.orig_argv) and not inherits_files():
+if _address and can_be_forked(sys.orig_argv) and all(map(_is_open, (0, 1, 2))) and not inherits_files():
     run_in_zygote(_address)

@@ -104,7 +104,8 @@ def start(words: Sequence[str]) -> int:
     code = call(words)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done: nothing is left to stop
     for stream in (sys.stdout, sys.stderr):
-        _let_go(stream)
+        if stream is not None:  # closed by whoever started us
+            _let_go(stream)
     return code
 
 

@@ -70,7 +70,13 @@ def _formats() -> list[dict[str, Any]]:
     settings = [f"{name}={value}" for name, value in known.machine.items() if name in facts.VARIABLES]
     if settings:
         found.append(_finding("number formats", "ok", f"tried under your own {' '.join(settings)}"))
-    found.append(_finding("number formats", "ok", f"kept in {facts.path()}; it took {known.seconds:.1f} s"))
+    found.append(
+        _finding(
+            "number formats",
+            "ok",
+            f"{'kept in' if facts.path().exists() else 'cannot be kept in'} {facts.path()}; it took {known.seconds:.1f} s",
+        )
+    )
     return found
 
 

@@ -163,7 +163,8 @@ def command(
             note(spec.plan.line())
         for line in remarks(spec):
             note(line)
-    facts.start_in_background()
+    if spec.placement.device == "cpu" and spec.placement.launcher != "slurm":
+        facts.start_in_background()
     try:
         execute(run, spec, host_index or 0, progress)
     finally:

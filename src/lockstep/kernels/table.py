@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 from lockstep.kernels import build
 from lockstep.machine.cpu import cpu_model
+from lockstep.machine.facts import VARIABLES
 from lockstep.measure.environment import version_of
 from lockstep.run import read_json, write_atomic
 
@@ -89,7 +91,8 @@ def keep(rows: list[Row], isa: str) -> Path:
 
 def path(isa: str) -> Path:
     """Named after the machine and the code, not after the cores that this process may use: ranks are pinned to some of them."""
-    known = f"{FORMAT} {cpu_model()} {version_of('torch')} {isa} {build.fingerprint(isa)}"
+    settings = [f"{name}={os.environ[name]}" for name in VARIABLES if os.environ.get(name)]
+    known = f"{FORMAT} {' '.join(settings)} {cpu_model()} {version_of('torch')} {isa} {build.fingerprint(isa)}"
     return build.folder() / f"table-{hashlib.sha256(known.encode()).hexdigest()[:16]}.json"
 
 

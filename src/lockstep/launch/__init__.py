@@ -103,7 +103,7 @@ def prepare(
         run = Run.claim(draft.folder)
     except FolderExists:
         if one_command_per_host(draft.placement):
-            return _join(draft, host_index or 0)
+            return _join(draft, host_index or 0, check)
         raise
     try:
         spec = msgspec.structs.replace(_complete(draft, run.folder / DATA), part=part)
@@ -181,9 +181,16 @@ def _check_host(placement: Placement, host_index: int | None, name: str | None) 
         )
 
 
-def _join(draft: _Draft, host_index: int) -> tuple[Run, Spec]:
-    """Of several hosts that share a file system one makes the run's folder, and the others take their places in it."""
+def _join(draft: _Draft, host_index: int, check: Callable[[Spec], None] | None) -> tuple[Run, Spec]:
+    """Of several hosts that share a file system one makes the run's folder, and the others take their places in it.
+
+    Each host has cores of its own, and may have a data cache of its own: both are looked at before its ranks start.
+    """
     folder = draft.folder
+    with tempfile.TemporaryDirectory(prefix="lockstep-data-") as scratch:
+        here = _complete(draft, Path(scratch))
+    if check:
+        check(here)
     began = time.monotonic()
     while folder.exists() and not (folder / "run.json").exists():
         if time.monotonic() - began > (JOIN_S if (folder / PLANNING).exists() else SEEN_S):

@@ -23,6 +23,8 @@ def choose_backend(recipe: Recipe, placement: Placement) -> tuple[Placement, str
     here = placement.hosts == 1 and placement.device != "cuda" and placement.launcher in CANDIDATES
     if placement.backend != "auto" or placement.ranks == 1 or not here:
         return placement, ""
+    if placement.ddp.hook == "powersgd":
+        return msgspec.structs.replace(placement, backend="gloo"), "ddp.hook=powersgd works over gloo only"
     measured = any(cell.ranks == placement.ranks for cell in store.load())
     # Lazy layers on data of the user's own have no size yet: then the backend with the lowest latency.
     _, size = (models.trained_size(recipe) if measured else None) or (0, 0)

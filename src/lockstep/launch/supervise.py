@@ -261,7 +261,7 @@ def _killed_launcher(run: Run, watched: list[Watched]) -> dict[str, Any] | None:
     """torchrun, mpirun or srun, where a signal ended it before we ended any."""
     for w in watched:
         if w.start.rank is None and w.ended is not None and w.process.returncode < 0:
-            name, step = signal.Signals(-w.process.returncode).name, _step_of(run, 0)
+            name, step = signal_name(w.process.returncode), _step_of(run, 0)
             cause = f"{w.start.what} (process {w.process.pid}) was killed by {name} after step {step}{_hint(name)}"
             return {"cause": cause, "signal": name, "step": step, "time": w.ended}
     return None
@@ -271,15 +271,23 @@ def _killed(run: Run, watched: list[Watched]) -> Iterator[dict[str, Any]]:
     """Ranks that a signal ended before we ended any: our own children, torchrun's accounts, and the sitters'."""
     for w in watched:
         if w.start.rank is not None and w.ended is not None and w.process.returncode < 0:
-            yield {"rank": w.start.rank, "signal": signal.Signals(-w.process.returncode).name, "time": w.ended}
+            yield {"rank": w.start.rank, "signal": signal_name(w.process.returncode), "time": w.ended}
     for path in run.folder.glob("agent-*.json"):
         for account in (read_json(path, shapes.Agent) or {}).get("failures", []):
             if account["exit_code"] < 0:
-                yield {**account, "signal": signal.Signals(-account["exit_code"]).name}
+                yield {**account, "signal": signal_name(account["exit_code"])}
     for path in run.folder.glob("ranks/*/exit.json"):
         ended = read_json(path, shapes.Exit)
-        if ended:
-            yield {**ended, "signal": signal.Signals(-ended["exit_code"]).name}
+        if ended and ended["exit_code"] < 0:
+            yield {**ended, "signal": signal_name(ended["exit_code"])}
+
+
+def signal_name(code: int) -> str:
+    """What ended a process, by the exit code that Python gives it. Real-time signals have numbers only."""
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
 
 
 def _step_of(run: Run, rank: int) -> int:

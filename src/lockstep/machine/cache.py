@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from lockstep.errors import InputError
+
 
 def cache_folder() -> Path:
     """LOCKSTEP_DATA, else $XDG_CACHE_HOME/lockstep/data, else ~/.cache/lockstep/data."""
@@ -16,8 +18,12 @@ def cache_folder() -> Path:
         return Path(chosen).expanduser().absolute()
     base = os.environ.get("XDG_CACHE_HOME")
     # The XDG rules say that a relative path there is to be ignored.
-    home = Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache"
-    return home / "lockstep" / "data"
+    if base and Path(base).is_absolute():
+        return Path(base) / "lockstep" / "data"
+    try:
+        return Path.home() / ".cache" / "lockstep" / "data"
+    except RuntimeError:
+        raise InputError("this user has no home folder to keep data in: set LOCKSTEP_DATA to a folder") from None
 
 
 @contextmanager

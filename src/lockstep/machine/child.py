@@ -28,6 +28,10 @@ Case = Callable[[], None]
 CASE_SECONDS = 60.0
 
 
+# What ends a process from outside (by hand, for lack of memory) says nothing about the machine.
+FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
 class WrongNumbers(Exception):
     """A result that differs from float64's."""
 
@@ -72,6 +76,10 @@ class Apart:
         _, status = os.waitpid(self._pid, 0)
         if said is None:
             return f"do not end within {self._seconds:g} s"
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) in FROM_OUTSIDE:
+            sys.exit(
+                f"a case was ended by {signal.Signals(os.WTERMSIG(status)).name}, which says nothing about the machine"
+            )
         if os.WIFSIGNALED(status):
             return f"end with {signal.Signals(os.WTERMSIG(status)).name}"
         return said.decode(errors="replace").strip()

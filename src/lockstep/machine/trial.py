@@ -8,11 +8,11 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
+from lockstep.machine.child import FROM_OUTSIDE
+
 CHILD = (sys.executable, "-m", "lockstep.machine.child")
 # Importing torch takes 2 s on an idle machine; each case has a limit of its own (child.py).
 CHILD_SECONDS = 600.0
-# What ends a child from outside says nothing about the machine.
-_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 EVERYTHING = "everything"
 # From the highest instruction set to the lowest: the first one that cures keeps the most speed.
 CAPS = tuple(
@@ -36,7 +36,7 @@ def answers(environment: Mapping[str, str], command: Sequence[str] = CHILD, seco
         return {EVERYTHING: f"does not end within {seconds:g} s"}
     except OSError as error:
         raise NotKnown(f"{command[0]}: {error.strerror or error}") from None
-    if done.returncode < 0 and -done.returncode not in _FROM_OUTSIDE:
+    if done.returncode < 0 and -done.returncode not in FROM_OUTSIDE:
         # torch itself could not be imported: that, too, is an answer.
         return {EVERYTHING: f"ends with {signal.Signals(-done.returncode).name}"}
     try:

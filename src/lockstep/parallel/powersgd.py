@@ -46,15 +46,15 @@ class PowerSgd:
 
     def start(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """The exchange of one bucket."""
+        # One bucket after the other. PyTorch's hook goes on to its second and third message from the thread in which the first has
+        # arrived: of several buckets at once ranks would send in different orders, and gloo's two threads would wait for each other.
+        if self._under_way is not None:
+            self._under_way.wait()
         index, names = bucket.index(), [self._names[id(parameter)] for parameter in bucket.parameters()]
         if self._buckets.get(index) != names:
             if index in self._buckets:
                 self._take_up()
             self._lay_out(index, names)
-        # One bucket after the other. PyTorch's hook goes on to its second and third message from the thread in which the first has
-        # arrived: of several buckets at once ranks would send in different orders, and gloo's two threads would wait for each other.
-        if self._under_way is not None:
-            self._under_way.wait()
         self._under_way = self._module.powerSGD_hook(self._hooked, bucket)
         return self._under_way
 

@@ -113,8 +113,8 @@ def _look(session: Session, again: bool) -> None:
     if again_too:
         repeats = sorted({item.repeat + 1 for item in again_too})
         session.watcher.says(
-            f"repeat {', '.join(map(str, repeats))} was left incomplete more than {blocks.APART_S / 60:.0f} minutes ago: its "
-            f"{len(again_too)} finished run(s) are run again with the others, because times are compared within minutes"
+            f"repeat {', '.join(map(str, repeats))} has runs to do, and its others ended more than {blocks.APART_S / 60:.0f} minutes ago: "
+            f"{len(again_too)} finished run(s) are run again with them, because times are compared within minutes"
         )
     digests = set(session.states)
     session.spent = sum(r["ended"] - r["began"] for r in session.folder.records() if r.get("digest") in digests)

@@ -136,8 +136,10 @@ class Sgd:
         return {"which": [torch.tensor(i) for i in order], "speeds": [self._speeds[i] for i in order]}
 
     def load_state(self, state: dict[str, list[torch.Tensor]]) -> None:
+        # The fused kernel walks through memory, so a buffer must lie as its weights do, however it was written down.
+        like = _reals(self.parameters)
         kept = zip(state["which"], state["speeds"], strict=True)
-        self._speeds = {int(i): speed.to(self.parameters[int(i)].device) for i, speed in kept}
+        self._speeds = {int(i): torch.empty_like(like[int(i)], dtype=speed.dtype).copy_(speed) for i, speed in kept}
 
     def _update(self, chosen: list[int], gradients: list[torch.Tensor], first: bool) -> None:
         settings = self._settings

@@ -67,13 +67,18 @@ def load_weights(kept: Checkpoint, model: nn.Module) -> None:
 def restore(
     kept: Checkpoint, model: nn.Module, optimizer: Optimizer, precision: Precision, strategy: Any, rank: Rank
 ) -> None:
-    """All but the weights, and of these what was this rank's alone; after the strategy has made the ranks start alike."""
+    """All but the weights, and of these what was this rank's alone; after the strategy has made the ranks start alike.
+
+    Ranks that exchange every step must hold the same weights, optimizer and scale, whatever wrote the checkpoint: only buffers
+    (the statistics of per-rank batch norm) are then each rank's own.
+    """
+    alone = bool(getattr(strategy, "own_optimizer_state", False))
     if len(kept.ranks) == rank.world:
-        _fitting(kept, "ranks", lambda: _load_own(model, kept.ranks[rank.rank]))
-    _fitting(kept, "optimizers", lambda: optimizer.load_state(_of(kept.optimizers, rank)))
+        _fitting(kept, "ranks", lambda: _load_own(model, kept.ranks[rank.rank], weights=alone))
+    _fitting(kept, "optimizers", lambda: optimizer.load_state(_of(kept.optimizers, rank, alone)))
     scale = precision.scale
     if scale is not None and kept.scales:
-        _fitting(kept, "scales", lambda: scale.load_state(_of(kept.scales, rank)))
+        _fitting(kept, "scales", lambda: scale.load_state(_of(kept.scales, rank, alone)))
     if kept.strategy and hasattr(strategy, "load_state"):
         _fitting(kept, "strategy", lambda: strategy.load_state(kept.strategy))
     # Ranks beyond those that were there then start from the seed, as they do in a new run.
@@ -81,16 +86,17 @@ def restore(
         _fitting(kept, "generators", lambda: seeding.load_state(kept.generators[rank.rank]))
 
 
-def _of(kept: list[Any], rank: Rank) -> Any:
-    """This rank's, where there was one for each of as many ranks."""
-    return kept[rank.rank if len(kept) == rank.world else 0]
+def _of(kept: list[Any], rank: Rank, alone: bool) -> Any:
+    """This rank's, where ranks train alone and there was one for each of as many ranks."""
+    return kept[rank.rank if alone and len(kept) == rank.world else 0]
 
 
 @torch.no_grad()
-def _load_own(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
+def _load_own(model: nn.Module, kept: Mapping[str, Tensor], weights: bool) -> None:
     own = model.state_dict(keep_vars=True)
     for name, tensor in kept.items():
-        own[name].copy_(tensor)
+        if weights or not isinstance(own[name], nn.Parameter):
+            own[name].copy_(tensor)
 
 
 def _fitting(kept: Checkpoint, what: str, load: Callable[[], Any]) -> None:
