@@ -523,6 +523,8 @@ assert "torch._dynamo" not in sys.modules and "sympy" not in sys.modules
 import torch._dynamo
 assert torch._dynamo.utils.get_optimize_ddp_mode() == "ddp_optimizer", "what stood in for it is gone"
 ddp.model(torch.ones(3, 4)).sum().backward()
+del ddp
+dist.destroy_process_group()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -36,7 +36,10 @@ def broken(planned: Planned, there: Mapping[str, Run], to_do: set[str], now: flo
 
     Accuracies do not depend on when they were measured: where nothing else is compared, every run is kept.
     """
-    if not any(METRICS[metric].kind in ("time", "rate") or METRICS[metric].unit == "seconds" for metric in planned.study.metrics):
+    if not any(
+        METRICS[metric].kind in ("time", "rate") or METRICS[metric].unit == "seconds"
+        for metric in planned.study.metrics
+    ):
         return []
     blocks, found = sittings(planned, there), []
     open_ones = {item.repeat for item in planned.items if item.digest in to_do}
