@@ -105,7 +105,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     timeout_s: Annotated[float, Meta(gt=0, le=1e7)] = 60.0
     """How long a rank waits for the others before it gives up."""
     max_restarts: NonNegative = 0
-    """How often torchrun starts all ranks again after one failed, from the last whole epoch."""
+    """How often torchrun starts all ranks again after one failed, from the newest checkpoint."""
     mpi: Literal["auto", "openmpi", "mpich"] = "auto"
     """Which MPI `launcher=mpirun` uses, where there are several."""
     slurm: Slurm = Slurm()
