@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -114,3 +115,10 @@ def test_auto_comes_to_something() -> None:
 def test_batch_per_rank_becomes_the_global_batch_and_stays_visible() -> None:
     recipe, _ = resolve(Recipe(batch_per_rank=32), Placement(ranks=4))
     assert (recipe.global_batch, recipe.batch_per_rank) == (128, 32)
+
+
+@pytest.mark.parametrize("words", [{"backend": "shm"}, {"backend": "mpi", "launcher": "mpirun"}])
+def test_powersgd_is_refused_where_it_would_hang(words: dict[str, str]) -> None:
+    placement = msgspec.convert({"ranks": 2, "ddp": {"hook": "powersgd"}, **words}, type=Placement)
+    with pytest.raises(InputError, match="choose backend=gloo"):
+        resolve(Recipe(), placement)

@@ -15,7 +15,7 @@ import pytest
 from lockstep.errors import InputError, RunFailed
 from lockstep.launch import prepare
 from lockstep.launch.base import Start
-from lockstep.launch.supervise import first_cause, supervise
+from lockstep.launch.supervise import first_cause, signal_name, supervise
 from lockstep.run import RESERVE, Run, Spec, write_atomic
 from lockstep.settings import load
 from support import SHORT, processes_of, wait_for
@@ -200,3 +200,8 @@ def test_the_folders_room_is_given_back(planned: tuple[Run, Spec], monkeypatch: 
     launch.execute(run, spec)
     assert run.status()["state"] == "done"
     assert not (run.folder / RESERVE).exists()
+
+
+def test_signals_without_a_name_are_told_by_their_number() -> None:
+    assert signal_name(-9) == "SIGKILL"
+    assert signal_name(-40) == "signal 40"
