@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo fuzz test test-all lint format bench clean
+.PHONY: help setup demo fuzz test test-all lint format map bench clean
 
 help:  ## List the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -52,6 +52,9 @@ lint: $(VENV)/.tools  ## Check style and types.
 format: $(VENV)/.tools  ## Rewrite the code in the house style.
 	$(BIN)/ruff check --fix src tests benchmarks
 	$(BIN)/ruff format src tests benchmarks
+
+map: setup  ## Write docs/map.md from the source.
+	@$(BIN)/python docs/code_map.py
 
 bench: setup  ## Measure speed against peers; results go to benchmarks/results.
 	$(BIN)/python -m benchmarks.run

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from lockstep.measure.clock import DATA, FORWARD, OPTIMIZER, CpuClock
+from lockstep.measure.clock import DATA, EXCHANGE, FORWARD, OPTIMIZER, CpuClock
 from lockstep.measure.records import StepLog
 
 STEPS = 20_000
@@ -24,8 +24,12 @@ def one_step(clock: CpuClock) -> None:
     clock.start()
     clock.lap(DATA)
     clock.lap(FORWARD)
+    clock.skip()
+    clock.lap(FORWARD)
     clock.gradients_ready()
     clock.lap_backward(True)
+    clock.gradients_ready()
+    clock.lap(EXCHANGE)
     clock.skip()
     clock.lap(OPTIMIZER)
     clock.finish(1, 32)

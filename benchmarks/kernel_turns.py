@@ -53,7 +53,7 @@ def layers(rounds: int) -> tuple[list[Timed], dict[str, float]]:
     times: list[Timed] = [{} for _ in range(rounds)]
     errors: dict[str, float] = {}
     for shape in PUBLISHED:
-        for batch in () if shape.last else BATCHES:  # channels-last is a contender
+        for batch in () if shape.channels_last else BATCHES:  # channels-last is a contender
             one_layer(shape, batch, times, errors)
     return times, errors
 
@@ -68,7 +68,9 @@ def one_layer(shape: Any, batch: int, times: list[Timed], errors: dict[str, floa
         torch.manual_seed(1)
         layout = torch.channels_last if last else torch.contiguous_format
         behind = [nn.ReLU(), *([nn.MaxPool2d(2)] if shape.pool else [])]
-        net = nn.Sequential(nn.Conv2d(shape.channels, shape.width, 3, padding=1), *behind).to(memory_format=layout)
+        net = nn.Sequential(nn.Conv2d(shape.channels, shape.out_channels, 3, padding=1), *behind).to(
+            memory_format=layout
+        )
         # Without the empty places that fusing leaves: each contender is what one would write.
         module = fuse(net)[0] if fused else net
         x = torch.randn(batch, shape.channels, shape.size, shape.size).contiguous(memory_format=layout)

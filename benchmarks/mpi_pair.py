@@ -49,7 +49,7 @@ def rank_main(rendezvous: str, rounds: int, calls: int, size: int) -> None:
     import torch
     import torch.distributed as dist
 
-    from lockstep.parallel import mpi_group
+    from lockstep.backends.mpi import group as mpi_group
     from lockstep.process import pin
 
     name = mpi_group.register()

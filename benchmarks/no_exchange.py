@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-
 import torch
 from torch import nn
 
 from lockstep.placement import Placement
+from lockstep.strategies import Strategy
 
 
-class NoExchange:
-    exchange = None
-
+class NoExchange(Strategy):
     def __init__(self, model: nn.Module, placement: Placement, device: torch.device) -> None:
-        self.model = model
+        super().__init__(model, placement, device)
         self.gradient_scale = float(placement.ranks)
-
-    def no_exchange(self) -> AbstractContextManager[None]:
-        return nullcontext()

@@ -30,6 +30,7 @@ from benchmarks.sections import (
     slow_link,
     start,
     techniques,
+    turns,
 )
 from benchmarks.settings import Settings
 
@@ -48,6 +49,7 @@ SECTIONS: dict[str, Callable[[Settings], record.Section]] = {
     "dashboard": dashboard.measure,
     "quantization": quantization.measure,
     "kernels": kernels.measure,
+    "turns": turns.measure,
 }
 RESULTS = ROOT / "benchmarks" / "results"
 QUICK = {"repeats": 2, "samples": 3200}

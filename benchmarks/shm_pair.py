@@ -7,7 +7,7 @@ Ways of an all-reduce of 17,064 bytes (the MNIST net's gradients):
     bare          the same memory layout, numpy copy and add, no torch.distributed: what Python can reach at all
     shm           dist.all_reduce on the backend shm
     gloo          dist.all_reduce on gloo as it comes
-    gloo, batch   the same with gloo's polling thread as a batch thread, as Lockstep runs it (parallel/group.py)
+    gloo, batch   the same with gloo's polling thread as a batch thread, as Lockstep runs it (backends/group.py)
 Ways of a training step of the MNIST net at batch 32 a rank:
     alone         the two processes do not communicate: the limit
     meet          they exchange one number after each step: what waiting for the slower one costs by itself
@@ -131,7 +131,7 @@ def rank_main(store_file: str, rank: int, handle: int, rounds: int) -> None:
     import torch
     import torch.distributed as dist
 
-    from lockstep.parallel import shm_group
+    from lockstep.backends.shm import group as shm_group
     from lockstep.process import pin
 
     pin(rank, RANKS, 1)
@@ -190,9 +190,9 @@ def training_ways(rank: int, gloo: Any) -> dict[str, Callable[[], Any]]:
     from torch.nn.parallel import DistributedDataParallel
 
     from lockstep import models
-    from lockstep.parallel.flat import Flat
     from lockstep.placement import Placement
     from lockstep.recipe import Recipe
+    from lockstep.strategies.flat import Flat
     from lockstep.training import optimizers
 
     recipe, placement, cpu = Recipe(), Placement(ranks=RANKS), torch.device("cpu")

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lockstep.study.statistics import median_interval
+from lockstep.statistics import median_interval
 
 
 def median(values: Sequence[float]) -> float:
-    """The middle value: a round that something else disturbed moves it little."""
+    """The median: a round that something else disturbed moves it little."""
     return float(np.median(values))
 
 

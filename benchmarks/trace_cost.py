@@ -49,8 +49,8 @@ def _rank(number: int, folder: Path) -> None:
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[number]})
     import torch
 
-    from lockstep.parallel import group
-    from lockstep.parallel.ranks import Rank
+    from lockstep.backends import group
+    from lockstep.backends.ranks import Rank
     from lockstep.run import Run
 
     torch.set_num_threads(1)
@@ -72,17 +72,19 @@ def _rank(number: int, folder: Path) -> None:
 
 def _lane(name: str, run: Any, spec: Any, rank: Any) -> Any:
     """A function that takes so many steps and returns their seconds."""
+    from functools import partial
     from time import perf_counter
+    from types import SimpleNamespace
 
     import torch
 
+    from lockstep import strategies
     from lockstep.measure.clock import CpuClock
     from lockstep.measure.records import StepLog
     from lockstep.measure.trace import Trace, TraceClock
-    from lockstep.parallel import strategies
-    from lockstep.training import assemble
+    from lockstep.training import assemble, optimizers
     from lockstep.training.precision import Precision
-    from lockstep.training.step import Stepper
+    from lockstep.training.recipe_step import RecipeStep, TrainState
 
     device, recipe, plan = torch.device("cpu"), spec.recipe, spec.plan
     precision = Precision(recipe, device)
@@ -98,15 +100,16 @@ def _lane(name: str, run: Any, spec: Any, rank: Any) -> Any:
         strategy.watch(trace)
     batches = assemble.train_batches(spec, data, device)
     batches.visit(None, 1)
-    optimizer = assemble.build_optimizer(spec, model, strategy)
-    stepper = Stepper(recipe, strategy, optimizer, batches, plan, rank, clock, log, precision)
+    optimizer = strategy.optimizer(partial(optimizers.build, recipe.optimizer))
+    state = TrainState(model, strategy, optimizer, precision)
+    step = RecipeStep(recipe, plan, rank, state, batches, SimpleNamespace(clock=clock, log=log))
     taken = 0
 
     def take(steps: int) -> float:
         nonlocal taken
         begin = perf_counter()
         for _ in range(steps):
-            stepper.run(1, taken % plan.steps_per_epoch * plan.global_batch, plan.global_batch)
+            step.run(1, taken % plan.steps_per_epoch * plan.global_batch, plan.global_batch)
             taken += 1
         return perf_counter() - begin
 

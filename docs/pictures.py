@@ -192,7 +192,9 @@ def keep(page: Any, name: str, part: str | None = None) -> None:
         )
         small.convert("RGB").save(path, optimize=True)
         if path.stat().st_size > MOST_BYTES:  # fewer colours; large light areas may change theirs a little
-            small.convert("RGB").quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(path, optimize=True)
+            small.convert("RGB").quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(
+                path, optimize=True
+            )
     size = path.stat().st_size
     print(f"{path.name}: {size / 1e3:.0f} kB")
     if size > MOST_BYTES:

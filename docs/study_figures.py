@@ -1,24 +1,25 @@
-"""Writes docs/study-figures.md from real runs: `.venv/bin/python docs/study_figures.py RUNS`, after `lockstep study run …` there."""
+"""Write docs/study-figures.md from the studies in a folder of runs: `.venv/bin/python docs/study_figures.py RUNS`."""
 
 from __future__ import annotations
 
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
-from lockstep.report.units import span
+from lockstep.metrics import METRICS
 from lockstep.study.compare import study_document
 from lockstep.study.folder import StudyFolder, list_studies
 from lockstep.study.gather import of_study
-from lockstep.study.measures import METRICS
 
 HERE = Path(__file__).parent
 HEAD = """# The built-in studies, with our figures
 
-Real runs, one at a time, in turns; n is in each table. Middle and 95 % interval; verdicts are against the first row, pair by pair; those of one
-metric hold together at 95 %.
-A published figure is never compared in seconds, only in shape: which has more, and by what ratio. Written by `docs/study_figures.py`; how a
-study works is in [studies.md](studies.md).
+Each study was run for real, one run at a time, with its cells in turns. A table shows the number of runs
+(n) and, for each metric, the median with its 95 % interval. Verdicts compare a cell with the first row,
+pair by pair; those of one metric hold together at 95 %. A published figure is compared by its shape (which
+cell has more, and by what ratio), never in seconds. `docs/study_figures.py` writes this page;
+[studies.md](studies.md) explains how a study works.
 """
 
 
@@ -53,7 +54,15 @@ def section(folder: StudyFolder) -> str:
     lines += [f"- {text}" for text in document["fairness"]]
     for published in document.get("published", []):
         lines += claims(published)
-    return "\n".join(lines) + "\n"
+    return "\n".join(part for line in lines for part in wrapped(line)) + "\n"
+
+
+def wrapped(line: str) -> list[str]:
+    """Prose in lines of at most 100 characters; a table's rows stay whole."""
+    if line.startswith("|") or len(line) <= 100:
+        return [line]
+    bullet = line[: len(line) - len(line.lstrip(" -"))]
+    return textwrap.wrap(line, 100, subsequent_indent=" " * len(bullet), break_long_words=False, break_on_hyphens=False)
 
 
 def table(document: dict[str, Any]) -> list[str]:
@@ -68,7 +77,7 @@ def table(document: dict[str, Any]) -> list[str]:
             [
                 f"`{cell['cell']}`",
                 str(cell["done"]),
-                *(figure(cell["metrics"].get(metric), METRICS[metric].unit) for metric in metrics),
+                *(figure(metric, cell["metrics"].get(metric)) for metric in metrics),
                 "–" if cell.get("speed_up") is None else f"{cell['speed_up']:.2f}",
                 verdict(cell["metrics"].get("seconds")),
                 verdict(cell["metrics"].get("accuracy")),
@@ -77,8 +86,8 @@ def table(document: dict[str, Any]) -> list[str]:
     return [f"| {' | '.join(row)} |" for row in rows]
 
 
-def figure(column: dict[str, Any] | None, unit: str) -> str:
-    return span(column["median"], column["low"], column["high"], unit) if column else "–"
+def figure(metric: str, column: dict[str, Any] | None) -> str:
+    return METRICS[metric].text(column["median"], column["low"], column["high"]) if column else "–"
 
 
 def verdict(column: dict[str, Any] | None) -> str:

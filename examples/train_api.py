@@ -20,7 +20,7 @@ def main() -> None:
         summary = run.summary()
         assert summary is not None
         print(
-            f"{placement.ranks} rank(s): test accuracy {summary['test_accuracy']:.2%}, "
+            f"ranks={placement.ranks}: test accuracy {summary['test_accuracy']:.2%}, "
             f"{summary['images_per_second']:,.0f} images/s, {run.folder}"
         )
 

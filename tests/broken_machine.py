@@ -1,6 +1,7 @@
 """A machine that is broken in a stated way: the real child's way of trying (fork, wait, judge), with cases that need no torch.
 
 `python broken_machine.py KIND [ISA]`: bf16 cases die, hang, fail or give wrong numbers unless ONEDNN_MAX_CPU_ISA is at or below ISA.
+A signal's name as KIND: it ends the case, from outside.
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGILL)
 
 
+def ended() -> None:
+    os.kill(os.getpid(), signal.Signals[sys.argv[1]])  # as somebody else would
+    time.sleep(600)
+
+
 def hang() -> None:
     time.sleep(600)
 
@@ -46,7 +52,11 @@ def main(kind: str, cure: str | None = None) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "silent":
         hang()
-    bad = {"die": die, "hang": hang, "refuse": refuse, "wrong": wrong, "import": good}[kind]
+    bad = (
+        ended
+        if kind.startswith("SIG")
+        else {"die": die, "hang": hang, "refuse": refuse, "wrong": wrong, "import": good}[kind]
+    )
     cases = {
         "fp32 small matrix products": good,
         "fp32 large matrix products": good,

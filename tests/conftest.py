@@ -22,6 +22,10 @@ from support import SHORT, Cli, processes_of
 # Two workers share the cores: threads that wait for each other by spinning would keep the other one's tests from them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Python's readline, which a test runner imports, sets these; what is printed into a pipe is of another width.
+for name in ("COLUMNS", "LINES"):
+    os.environ.pop(name, None)
+
 # A shell that starts something in the background has it ignore Ctrl-C, and all that it starts as well: tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

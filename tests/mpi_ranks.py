@@ -20,8 +20,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
-from lockstep.parallel import mpi_group, mpi_work
-from lockstep.parallel.ranks import MPI_SEGMENTS
+from lockstep.backends.mpi import group as mpi_group
+from lockstep.backends.mpi import segments
+from lockstep.backends.mpi import work as mpi_work
 
 MPI = mpi_group.MPI  # imported there, which does not initialize it yet
 R = dist.ReduceOp
@@ -411,7 +412,7 @@ def what_has_no_meaning_is_refused() -> None:
 def shared_memory_has_no_name() -> None:
     """So a kill at this moment leaves nothing in /dev/shm."""
     lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/shm/" in line]
-    ours = [line for line in lines if any(sign in line for sign in (*MPI_SEGMENTS, "lockstep-mpi-"))]
+    ours = [line for line in lines if any(sign in line for sign in (*segments.NAMES, "lockstep-mpi-"))]
     assert len(ours) >= 2, lines
     assert all(line.endswith("(deleted)") for line in ours), ours
 

@@ -86,7 +86,7 @@ class Session:
 
 
 def main() -> None:
-    from lockstep.parallel import group
+    from lockstep.backends import group
 
     file, rank, ranks, backend, timeout = sys.argv[1:]
     # gloo prints on stdout, which is ours for answers.

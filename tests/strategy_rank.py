@@ -1,12 +1,13 @@
 """What a rank of test_strategies.py computes, and the same in one process, written as plainly as possible.
 
-`train` keeps to the contract of `parallel.strategies.Strategy` and nothing else; the references share no code with it
+`train` keeps to the contract of `strategies.Strategy` and nothing else; the references share no code with it
 beyond the model and the samples. `shm_rank.Session` runs `train` in real processes.
 """
 
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -16,9 +17,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
-from lockstep.parallel import strategies, zero
+from lockstep import strategies
 from lockstep.placement import Ddp, LocalSgd, Placement
 from lockstep.recipe import Optimizer as Settings
+from lockstep.strategies import powersgd, zero
 from lockstep.training import optimizers
 
 # Full batches, one that no number of ranks divides, and one that leaves ranks without a sample.
@@ -26,8 +28,8 @@ BATCHES = (12, 12, 7, 12, 1, 12)
 Tensors = list[torch.Tensor]
 
 
-def build_model(statistics: bool = False, seed: int = 5) -> nn.Module:
-    """Seven or nine parameters of very different sizes; with `statistics`, batch norm's buffers."""
+def build_model(statistics: bool = False, seed: int = 5, double: bool = False) -> nn.Module:
+    """Seven or nine parameters of very different sizes; with `statistics`, batch norm's buffers. The same numbers in float64."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = nn.Sequential(
@@ -40,6 +42,7 @@ def build_model(statistics: bool = False, seed: int = 5) -> nn.Module:
             nn.Tanh(),
             nn.Linear(16, 5),
         )
+    model = model.double() if double else model
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
@@ -62,7 +65,8 @@ def placement(
 
 
 def backward(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, weight: float) -> None:
-    functional.cross_entropy(model(images), labels, reduction="sum").backward(torch.tensor(weight))  # type: ignore[no-untyped-call]
+    scores = model(images.to(next(model.parameters()).dtype))
+    (functional.cross_entropy(scores, labels, reduction="sum") * weight).backward()  # type: ignore[no-untyped-call]
 
 
 def gradients_of_step(strategy: Any, step: int, count: int, rank: int, ranks: int, passes: int) -> None:
@@ -74,8 +78,7 @@ def gradients_of_step(strategy: Any, step: int, count: int, rank: int, ranks: in
         weight = strategy.gradient_scale / count if parts else 0.0
         with nullcontext() if number >= len(parts) else strategy.no_exchange():
             backward(strategy.model, images[part], labels[part], weight)
-    if strategy.exchange is not None:
-        strategy.exchange()
+    strategy.exchange()
 
 
 def train(
@@ -90,9 +93,10 @@ def train(
     statistics: bool = False,
     settle_after: Sequence[int] = (),
     start: dict[str, Any] | None = None,
+    double: bool = False,
 ) -> dict[str, Any]:
     """Weights at the end, and the gradients of every step, on one rank. `start` is the result of the steps before."""
-    model = build_model(statistics)
+    model = build_model(statistics, double=double)
     if start:
         model.load_state_dict(start["weights"])
     if rank:  # ranks start from other weights unless the strategy sees to it
@@ -100,32 +104,27 @@ def train(
             for parameter in model.parameters():
                 parameter.mul_(0.5)
     made = strategies.build(strategy, model, placement(ranks, strategy, passes, ddp, local), torch.device("cpu"))
-    make: Any = getattr(made, "optimizer", lambda build: build([p for p in model.parameters() if p.requires_grad]))
-    optimizer = make(lambda parameters: optimizers.build(Settings(**settings), parameters))
-    together: Callable[[int, torch.Tensor], torch.Tensor] = getattr(made, "together", lambda index, tensor: tensor)
+    optimizer = made.optimizer(lambda parameters: optimizers.build(Settings(**settings), parameters))
     found: list[Tensors] = []
-    after_step, settle = getattr(made, "after_step", None), getattr(made, "settle", None)
     if start:
-        made.load_state(start["state"])  # type: ignore[attr-defined]
+        made.load_state(start["state"])
     for step, count in enumerate(batches, 1 + (start["steps"] if start else 0)):
         gradients_of_step(made, step, count, rank, ranks, passes)
-        found.append([together(index, p.grad).clone() for index, p in enumerate(optimizer.parameters)])
+        found.append([made.whole(index, p.grad).clone() for index, p in enumerate(optimizer.parameters)])
         optimizer.step()
         for parameter in optimizer.parameters:
             parameter.grad = None
-        if after_step is not None:
-            after_step(step)
-        if step in settle_after and settle is not None:
-            settle()
-    if settle is not None:
-        settle()
+        made.after_step(step)
+        if step in settle_after:
+            made.consolidate()
+    made.consolidate()
     state = {name: getattr(t, "full_tensor", lambda t=t: t)() for name, t in model.state_dict().items()}
     state = {name: tensor.detach().contiguous().clone() for name, tensor in state.items()}
     return {
         "weights": state,
         "gradients": [[g.contiguous() for g in step] for step in found],
         "steps": len(batches),
-        "state": {key: tensor.clone() for key, tensor in made.state().items()} if hasattr(made, "state") else {},
+        "state": {key: tensor.clone() for key, tensor in made.state().items()},
     }
 
 
@@ -140,7 +139,7 @@ def in_own_group(rank: int, ranks: int, hook: str) -> list[Tensors]:
     groups = [dist.new_group([member]) for member in range(ranks)]  # all ranks take part in the making of every group
     knobs = {"hook": hook, "powersgd_rank": 64}
     model, bare = build_model(), build_model()
-    made = strategies.IN_A_GROUP["ddp"](model, placement(ranks, "ddp", 1, knobs), torch.device("cpu"), groups[rank])
+    made = strategies.STRATEGIES["ddp"](model, placement(ranks, "ddp", 1, knobs), torch.device("cpu"), groups[rank])
     found: list[Tensors] = []
     for step in range(3):
         images, labels = samples(100 * rank + step, 12)
@@ -149,6 +148,58 @@ def in_own_group(rank: int, ranks: int, hook: str) -> list[Tensors]:
             backward(one, images, labels, 1 / 12)
         found.append([p.grad.clone() for one in (model, bare) for p in one.parameters() if p.grad is not None])
     return found
+
+
+class Bucket:
+    """Some parameters' gradients, as DDP hands them to a hook."""
+
+    def __init__(self, index: int, parameters: list[nn.Parameter], seed: int, last: bool) -> None:
+        self._index, self._parameters, self._last = index, parameters, last
+        sizes = [p.numel() for p in parameters]
+        self._buffer = torch.randn(sum(sizes), generator=torch.Generator().manual_seed(seed))
+        parts = self._buffer.split(sizes)
+        self._gradients = [part.view(p.shape) for part, p in zip(parts, parameters, strict=True)]
+
+    def index(self) -> int:
+        return self._index
+
+    def is_last(self) -> bool:
+        return self._last
+
+    def buffer(self) -> torch.Tensor:
+        return self._buffer
+
+    def gradients(self) -> Tensors:
+        return self._gradients
+
+    def parameters(self) -> list[nn.Parameter]:
+        return self._parameters
+
+
+def rebuilt_buckets(rank: int, ranks: int) -> dict[str, torch.Tensor]:
+    """PowerSGD's memory after a step whose second bucket is another one than before, while the first is still under way.
+
+    DDP builds its buckets anew after a resumed run's first step, and its first bucket may stay as it was. All but the first rank
+    come to the first bucket late, so that on the first rank it cannot be over when the second one starts.
+    """
+    model = nn.Sequential(
+        *(nn.Linear(24, 24) for _ in range(3))
+    )  # biases are not compressed: they are the first message
+    first, second, third = (list(layer.parameters()) for layer in model)
+    memory = powersgd.PowerSgd(model, 1, None)
+    memory._hooked.iter = powersgd.FROM_STEP
+    store = dist.distributed_c10d._get_default_store()
+    for step, rest in enumerate(([second, third], [second + third])):
+        buckets = [first, *rest]
+        for index, parameters in enumerate(buckets):
+            if step and index == 0 and rank:
+                store.wait(["the first rank has started its second bucket"])
+            if step and index == 1 and rank == 0:
+                threading.Timer(0.2, store.set, ("the first rank has started its second bucket", "")).start()
+            bucket: Any = Bucket(index, parameters, 100 * step + 10 * index + rank, index + 1 == len(buckets))
+            future = memory.start(bucket)
+        future.wait()
+    return memory.state()
 
 
 class Branches(nn.Module):
@@ -199,16 +250,16 @@ def fsdp_parts(rank: int, ranks: int, settings: dict[str, Any]) -> dict[str, Any
         optimizer.step()
     state = copy.deepcopy(optimizer.state())
     other.load_state(state)
-    made.settle()
+    made.consolidate()
     with torch.inference_mode():
         images, labels = samples(9, 8)
         for _ in range(1 + rank):  # as many as a rank likes: nothing is exchanged
             loss = float(functional.cross_entropy(model(images), labels))
-    made.restore()
+    made.resume_training()
     gradients_of_step(made, 3, 12, rank, ranks, 1)
     optimizer.step()
     kept = sum(parameter.numel() for parameter in optimizer.parameters)
-    made.load_whole(build_model(seed=6).state_dict())
+    made.load_weights(build_model(seed=6).state_dict())
     loaded = {name: tensor.full_tensor() for name, tensor in model.state_dict().items()}
     return {"loaded": loaded, "kept": kept, "state": state, "reloaded": other.state(), "evaluated": loss}
 
@@ -254,7 +305,7 @@ def zero_and_whole(
         def make(part: list[nn.Parameter]) -> Any:
             return optimizers.build(Settings(**settings), part)
 
-        optimizer = zero.build(make, parameters) if kind == "zero" else make(parameters)
+        optimizer = zero.zero_optimizer(make, parameters) if kind == "zero" else make(parameters)
         if start:
             optimizer.load_state(copy.deepcopy(start))
         for step in range(5):
@@ -270,7 +321,7 @@ def zero_and_whole(
             "state": {key: [tensor.contiguous() for tensor in values] for key, values in state.items()},
         }
         if kind == "zero":
-            kept = optimizer.own.state()
+            kept = optimizer.inner.state()
             result["own"] = sum(tensor.numel() for values in kept.values() for tensor in values)
     return result
 
@@ -318,8 +369,8 @@ def local_reference(
     batches: Sequence[int] = BATCHES,
     settle_after: Sequence[int] = (),
 ) -> dict[str, torch.Tensor]:
-    """Local SGD, and DiLoCo with `outer`, as a list of models in one process. Rounds end where `settle_after` says, too."""
-    models = [build_model() for _ in range(ranks)]
+    """Local SGD, and DiLoCo with `outer`, as a list of models in one process, in float64. Rounds end where `settle_after` says, too."""
+    models = [build_model(double=True) for _ in range(ranks)]
     own = [make(model.parameters()) for model in models]
     anchor = [p.detach().clone() for p in models[0].parameters()]
     outer_optimizer = None
@@ -329,6 +380,7 @@ def local_reference(
     since = 0
     for step, count in enumerate(batches, 1):
         images, labels = samples(step, count)
+        images = images.double()
         for rank, (model, optimizer) in enumerate(zip(models, own, strict=True)):
             optimizer.zero_grad()
             if step <= warm_start:

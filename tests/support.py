@@ -83,17 +83,18 @@ def train_here(folder: Path, *words: str, resume: str | None = None, **options: 
     """
     import torch
 
+    from lockstep.backends.ranks import Rank
     from lockstep.launch import prepare
     from lockstep.launch.resume import resumed
-    from lockstep.parallel.ranks import Rank
     from lockstep.run import Options, Run
     from lockstep.settings import load
+    from lockstep.training.context import Context
     from lockstep.worker import _train
 
     settings = resumed(Run(Path(resume)), words) if resume else load([], words)
     run, spec = prepare(*settings, Options(resume_from=resume, **options), runs=folder)
     torch.set_num_threads(spec.placement.threads or 1)
-    _train(run, spec, Rank(0, 1, 0, 1), torch.device("cpu"))
+    _train(Context(run, spec, Rank(0, 1, 0, 1), torch.device("cpu")))
     return {**(run.summary() or {}), "run": str(run.folder), "id": run.id, "epochs": run.epochs()}
 
 

@@ -13,13 +13,15 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # `benchmarks` is not installed; bare `pytest` does not look in the root by itself
 
-from benchmarks import environment, ours, record, rounds, stats  # noqa: E402
+from benchmarks import environment, no_exchange, ours, record, rounds, stats  # noqa: E402
 from benchmarks import run as runner  # noqa: E402
 from benchmarks.peers import common, report_loop, tensor_loader  # noqa: E402
 from benchmarks.processes import ContenderFailed, parse_line, run  # noqa: E402
 from benchmarks.record import Measurement, Section, compare  # noqa: E402
 from benchmarks.rounds import Span  # noqa: E402
 from benchmarks.sections import peers  # noqa: E402
+
+from lockstep import strategies  # noqa: E402
 
 MACHINE = {"cpu": "Some CPU", "versions": {"torch": "1.2.3"}, "load_at_start": [0.1, 0.2, 0.3]}
 SETTINGS = {"rounds": 2}
@@ -212,6 +214,7 @@ def test_default_runs_everything_and_is_no_trial() -> None:
         "start",
         "exchange",
         "techniques",
+        "turns",
         "loader",
         "slow-link",
         "listing",
@@ -346,3 +349,7 @@ def test_data_of_another_shape_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "train-labels.npy", np.zeros(4, np.uint8))
     with pytest.raises(SystemExit, match="wanted uint8"):
         common.read_data(tmp_path, None)
+
+
+def test_the_limit_of_two_ranks_is_measured_by_a_strategy_that_lockstep_takes() -> None:
+    assert strategies.kind_of(f"{no_exchange.__file__}:NoExchange").__name__ == "NoExchange"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lockstep import models
-from lockstep.cli import COMMANDS
+from lockstep.cli.commands import COMMANDS
 from lockstep.errors import InputError
 from lockstep.recipe import Recipe
 from lockstep.run import Run
@@ -29,13 +29,13 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def test_help_imports_neither_torch_nor_numpy_nor_rich() -> None:
     code = (
-        "import sys, click\nfrom lockstep.cli import cli, COMMANDS\n"
+        "import sys, click\nfrom lockstep.cli.commands import cli, COMMANDS\n"
         "from click.testing import CliRunner\n"
         "for words in [[]] + [[name] for name in COMMANDS]:\n"
         "    result = CliRunner().invoke(cli, [*words, '--help'])\n"
         "    assert result.exit_code == 0, result.output\n"
         "    assert 'Example' in result.output, words\n"
-        "print(sorted({'torch', 'numpy', 'rich', 'PIL'} & set(sys.modules)))"
+        "print(sorted({'torch', 'numpy', 'scipy', 'rich', 'PIL'} & set(sys.modules)))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

@@ -16,15 +16,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from lockstep.comms import choose, segments, store
+from lockstep.backends.costs import choose, store
+from lockstep.backends.costs.cells import Cell, lines, summarise
+from lockstep.backends.costs.fit import fit
+from lockstep.backends.costs.plan import COLLECTIVES, Task, bandwidths, message_bytes, missing, placement_for, sizes
+from lockstep.backends.mpi import segments
 from lockstep.comms.capabilities import published
-from lockstep.comms.cells import Cell, lines, quantile, summarise
-from lockstep.comms.chart import terminal
-from lockstep.comms.crew import Crew, CrewLost, unavailable
-from lockstep.comms.fit import fit
-from lockstep.comms.measure import left_early
-from lockstep.comms.plan import COLLECTIVES, Task, bandwidths, message_bytes, missing, placement_for, sizes
-from lockstep.resolve import cuda_present
+from lockstep.comms.pool import BrokenPool, ProcessPool, left_early, unavailable
+from lockstep.machine.cuda import cuda_present
 from support import Cli, processes_of, wait_for
 
 
@@ -98,11 +97,12 @@ def test_all_backends_of_this_machine_by_a_parent_without_torch(cli: Cli) -> Non
     for name in {"gloo", "mpi", "shm"} - set(lefts):
         assert [row[0] for row in rows if row[1] == name] == ["4", "1,024", "17,064", "1,048,576"], name
     assert "alpha µs" in result.stdout
-    assert "all_reduce, 2 ranks, median   ● gloo" in result.stdout
+    assert "all_reduce, 2 ranks, median  ── gloo" in result.stdout
     assert "backend=auto → " in result.stdout
     drawing = ElementTree.parse(cli.folder / "chart.svg")
     svg = "{http://www.w3.org/2000/svg}"
-    assert len(drawing.findall(f"{svg}polyline")) == 3 - len(lefts), "one line for each backend"
+    lines = [group for group in drawing.iter(f"{svg}g") if group.get("class", "").startswith("mark-line")]
+    assert len(lines) == 3 - len(lefts), "one line for each backend"
     chosen, why = choose.best(17_064, 2, cli.folder / "cache" / "comms")
     assert f"backend=auto → {why}" in result.stdout
     assert why.startswith(f"{chosen}: ")
@@ -149,6 +149,7 @@ def test_a_wrong_result_is_caught_and_never_used(cli: Cli) -> None:
     result = cli("comms", "--own", "faults.py:forgets", *short)
     assert result.returncode == 3
     assert "WRONG: rank " in result.stdout
+    assert "None" not in result.stdout, "one size is no curve"
     last = result.stderr.strip().splitlines()[-1]
     assert last.startswith("lockstep: comms: 1 of 2 cells gave WRONG results, first own of 4 B on gloo with 2 ranks: ")
     assert " instead of " in last
@@ -178,36 +179,36 @@ def test_mpi_ranks_that_hang_leave_nothing_behind(tmp_path: Path) -> None:
         pytest.skip(reason)
     (tmp_path / "faults.py").write_text(FAULTS)
     task = Task(placement=placement_for("mpi", "cpu", 2, 40), own=f"{tmp_path / 'faults.py'}:hangs")
-    crew = Crew(task, tmp_path / "crew")
+    pool = ProcessPool(task, tmp_path / "pool")
     try:
-        crew.start()
-        pids = [int(path.read_text()) for path in tmp_path.glob("crew/ranks/*/pid")]
+        pool.start()
+        pids = [int(path.read_text()) for path in tmp_path.glob("pool/ranks/*/pid")]
         assert not any(segments.of_process(pid) for pid in pids), "names are taken away when the ranks have met"
-        with pytest.raises(CrewLost) as lost:
-            crew.measure("own", 64, calls=3, seed=1, limit_s=2)
+        with pytest.raises(BrokenPool) as lost:
+            pool.measure("own", 64, calls=3, seed=1, limit_s=2)
     finally:
-        crew.end(politely=False)
+        pool.end(politely=False)
     assert lost.value.kind == "hang"
     assert not processes_of(tmp_path)
 
 
 def test_only_files_of_our_own_ranks_are_removed(tmp_path: Path) -> None:
     """Ranks that were ended while they met leave files of MPI's. A process that has got the number of one is a stranger."""
-    crew = Crew(Task(placement=placement_for("gloo", "cpu", 2, 40)), tmp_path / "crew")
+    pool = ProcessPool(Task(placement=placement_for("gloo", "cpu", 2, 40)), tmp_path / "pool")
     code = "import mmap, os, sys; f = open(sys.argv[1], 'r+b'); m = mmap.mmap(f.fileno(), 0); print('open', flush=True); input()"
     files = [Path(f"/dev/shm/mpich_shm_test{os.getpid()}{rank}") for rank in range(3)]
     processes = []
     try:
-        for rank, (file, words) in enumerate(zip(files, ([str(crew.folder)], [], [str(crew.folder)]), strict=True)):
+        for rank, (file, words) in enumerate(zip(files, ([str(pool.folder)], [], [str(pool.folder)]), strict=True)):
             file.write_bytes(bytes(4096))
             argv = [sys.executable, "-c", code, str(file), *words]
             processes.append(subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
             assert processes[-1].stdout.readline() == b"open\n"  # type: ignore[union-attr]
-            (crew.folder / "ranks" / f"{rank:04d}").mkdir(parents=True)
-            (crew.folder / "ranks" / f"{rank:04d}" / "pid").write_text(str(processes[-1].pid))
+            (pool.folder / "ranks" / f"{rank:04d}").mkdir(parents=True)
+            (pool.folder / "ranks" / f"{rank:04d}" / "pid").write_text(str(processes[-1].pid))
         files[2].unlink()
         files[2].write_bytes(bytes(4096))  # another file, under the same name
-        crew.end(politely=False)
+        pool.end(politely=False)
         assert [file.exists() for file in files] == [False, True, True]
     finally:
         for process in processes:
@@ -347,7 +348,6 @@ def test_figures_of_a_cell() -> None:
     assert (cell.n, cell.median_us, cell.min_us) == (101, 51.0, 1.0)
     assert (cell.p5_us, cell.p95_us) == pytest.approx((6.0, 96.0))
     assert cell.round_medians_us == [26.0, 76.5]
-    assert quantile([3.0], 0.95) == 3.0
     assert lines([cell]) == [], "one size is no line"
 
 
@@ -357,20 +357,6 @@ def test_leaving_a_barrier_early_is_wrong() -> None:
     assert left_early([{"moments": [1_000_000, 2_000_000]}, {"moments": [4_000_000, 5_000_000]}]) == (
         "rank 0 left the barrier 2.0 ms before rank 1 came to it"
     )
-
-
-def test_the_terminal_chart() -> None:
-    text = terminal({"gloo": [(4, 1000.0), (4096, 1000.0)], "shm": [(4, 10.0), (4096, 100.0)]}, "all_reduce", 31, 5)
-    assert text.splitlines() == [
-        "all_reduce   ● gloo  ■ shm",
-        "    1 ms ┤●                             ●",
-        "         ┤",
-        "  100 µs ┤                              ■",
-        "         ┤",
-        "   10 µs ┤■",
-        "         └───────────────────────────────",
-        "          4 B                       4 KiB",
-    ]
 
 
 def test_the_published_table() -> None:
@@ -420,8 +406,10 @@ def test_auto_takes_the_fastest_at_the_size_at_hand(tmp_path: Path) -> None:
 def test_auto_without_measurements_says_how_to_get_them(tmp_path: Path) -> None:
     assert choose.best(17_064, 2, tmp_path) == (
         "gloo",
-        "gloo: nothing measured on this machine with 2 ranks; run 'lockstep comms' to let auto choose by speed",
+        "gloo: nothing measured for 17,064 bytes on this machine with 2 ranks; run 'lockstep comms' to let auto choose by speed",
     )
+    store.save([planted("gloo", 4, 100)], tmp_path)
+    assert "nothing measured for 17,064 bytes" in choose.best(17_064, 2, tmp_path)[1], "four bytes tell a latency only"
     store.save(CROSSING, tmp_path)
     assert "run 'lockstep comms --ranks 4'" in choose.best(17_064, 4, tmp_path)[1]
     assert choose.best(17_064, 2, tmp_path, device="cuda")[0] == "nccl"

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from lockstep.cli import COMMANDS
+from lockstep.cli.commands import COMMANDS
 from lockstep.settings import all_keys
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+DECISIONS = sorted(ROOT.glob("docs/decisions/*.md"))
+PAGES = [*sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]), *DECISIONS]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -20,7 +25,7 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
-    for target in re.findall(r"\bdocs/[\w-]+\.(?:md|svg)\b", text):
+    for target in re.findall(r"\bdocs/[\w/-]+\.(?:md|svg)\b", text):
         assert (ROOT / target).exists(), f"{page.name} names {target}"
 
 
@@ -40,5 +45,78 @@ def test_every_key_is_documented() -> None:
 
 def test_source_comments_name_pages_that_exist() -> None:
     for path in (ROOT / "src").rglob("*.py"):
-        for target in re.findall(r"docs/[\w-]+\.md", path.read_text()):
+        for target in re.findall(r"docs/[\w/-]+\.md", path.read_text()):
             assert (ROOT / target).exists(), f"{path.name} names {target}"
+
+
+# The change log is a list of long items.
+UNWRAPPED = {"CHANGELOG.md"}
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name not in UNWRAPPED], ids=lambda page: page.name)
+def test_prose_is_wrapped(page: Path) -> None:
+    """Long lines make a diff of one word a diff of a paragraph. Tables and code keep their lines."""
+    in_code = False
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        if line.startswith("```"):
+            in_code = not in_code
+        if in_code or line.startswith(("|", "    ", "!")):
+            continue
+        assert len(line) <= 110, f"{page.name}:{number} has {len(line)} characters"
+
+
+def figures() -> ModuleType:
+    """docs/benchmark_figures.py, which is a script and no part of a package."""
+    spec = importlib.util.spec_from_file_location("benchmark_figures", ROOT / "docs/benchmark_figures.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_benchmark_figures_is_that_of_the_results() -> None:
+    assert (ROOT / "docs/benchmark-figures.md").read_text() == figures().page(), "run docs/benchmark_figures.py"
+
+
+QUOTING = ("README", "docs/augmentation", "docs/kernels", "docs/mpi", "docs/precision", "docs/quantization", "docs/shm")
+
+
+@pytest.mark.parametrize("name", [*QUOTING, "docs/strategies", "docs/training"])
+def test_quoted_intervals_are_those_of_the_newest_results(name: str) -> None:
+    """Intervals with decimals, but for those of accuracies ("96.3 % (95.6 to 96.4)"), which the results do not compare."""
+    quoted = re.findall(r"(?<!% )\((\d[\d.]* to \d+\.\d+)[),]", (ROOT / f"{name}.md").read_text())
+    assert quoted
+    assert set(quoted) <= figures().intervals()
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
+def test_a_decision_is_short_and_whole(page: Path) -> None:
+    lines = page.read_text().splitlines()
+    assert len(lines) <= 30
+    assert max(map(len, lines)) <= 100
+    assert re.fullmatch(rf"# {int(page.name[:4])}\. .+", lines[0])
+    assert [line for line in lines if line.startswith("#")][1:] == [
+        "## Context",
+        "## Decision",
+        "## Why",
+        "## Consequences",
+    ]
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
+def test_files_that_a_decision_names_exist(page: Path) -> None:
+    for name in re.findall(r"`((?:[\w]+/)*[\w]+(?:\.py|/))`", page.read_text()):
+        places = [ROOT / name, ROOT / "src/lockstep" / name]
+        assert any(place.exists() for place in places), f"{page.name} names {name}"
+
+
+def test_decisions_are_numbered_and_listed() -> None:
+    assert [int(page.name[:4]) for page in DECISIONS] == list(range(1, len(DECISIONS) + 1))
+    listed = re.findall(r"\]\(decisions/([\w-]+\.md)\)", (ROOT / "docs/design.md").read_text())
+    assert listed == [page.name for page in DECISIONS]
+
+
+def test_the_map_is_up_to_date() -> None:
+    done = subprocess.run([sys.executable, ROOT / "docs/code_map.py", "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -20,10 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.errors import InputError, RunFailed
-from lockstep.launch import emulate, specify
-from lockstep.launch.emulate import Network
-from lockstep.launch.link import Link, parse_link
-from lockstep.launch.tunlink import QUEUE_S, Wire
+from lockstep.launch import specify
+from lockstep.launch.emulated import network as emulate
+from lockstep.launch.emulated.link import Link, parse_link
+from lockstep.launch.emulated.network import Network
+from lockstep.launch.emulated.switch import QUEUE_S, Wire
 from lockstep.measure.records import read_steps
 from lockstep.placement import Placement
 from lockstep.run import Run
@@ -294,7 +295,7 @@ def link_process(parent: int) -> int:
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             status = (entry / "stat").read_text().rpartition(")")[2].split()
-            if int(status[1]) == parent and b"lockstep.launch.tunlink" in (entry / "cmdline").read_bytes():
+            if int(status[1]) == parent and b"lockstep.launch.emulated.switch" in (entry / "cmdline").read_bytes():
                 return int(entry.name)
         except OSError:
             continue

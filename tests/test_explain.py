@@ -26,7 +26,7 @@ from lockstep.explain import (
     straggler,
 )
 from lockstep.explain.evidence import Evidence
-from lockstep.explain.step import NAMES
+from lockstep.measure.phases import NAMES
 from lockstep.measure.records import ROW
 from lockstep.placement import Placement, plan
 from lockstep.recipe import Recipe
@@ -158,11 +158,11 @@ def test_a_slow_host_is_told_from_a_slow_rank(folder: Folder) -> None:
     ):
         other = folder.run(placement=placement)
         write_steps(other, *steps(*work))
-        assert straggler.answer(Evidence(other))[0].verdict.startswith(f"{where} slow")
+        assert next(straggler.answer(Evidence(other))).verdict.startswith(f"{where} slow")
     for _ in range(20):
         even = folder.run(placement=placement)
         write_steps(even, *steps(1000, 1000, 1000, 1000))
-        assert "no rank is slow" in straggler.answer(Evidence(even))[0].verdict
+        assert "no rank is slow" in next(straggler.answer(Evidence(even))).verdict
 
 
 def test_a_rank_that_was_slow_for_a_while_is_found_with_its_steps(folder: Folder) -> None:
@@ -255,7 +255,7 @@ def test_causes_that_cannot_be_told_apart_are_named_together(folder: Folder) -> 
         for each, jolt in zip(ways, rng.normal(0, 1, (4, n)), strict=True)
     ]
     write_ways(nothing, *(msgspec.structs.replace(each, exchange=[0.0] * n) for each in shaken))
-    assert speedup.answer(Evidence(nothing))[0].figures["largest"] == [], "noise has no cause"
+    assert next(speedup.answer(Evidence(nothing))).figures["largest"] == [], "noise has no cause"
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_the_largest_cause_is_named(folder: Folder, changed: dict[str, float], c
     run = folder.run()
     write_steps(run, *[rows(10, total=16000)] * 2)
     write_ways(run, *chain(**changed))
-    assert f"the largest loss is {cause}" in speedup.answer(Evidence(run))[0].verdict
+    assert f"the largest loss is {cause}" in next(speedup.answer(Evidence(run))).verdict
 
 
 def test_without_a_probe_what_is_not_known_is_said(folder: Folder) -> None:
@@ -285,7 +285,7 @@ def test_the_loader_the_batch_and_the_threads_are_judged_by_what_is_saved_withou
         run = folder.run(placement=placement)
         write_steps(run, *[rows(10, total=16000)] * 2)
         write_ways(run, *ways)
-        return limits.answer(Evidence(run))
+        return list(limits.answer(Evidence(run)))
 
     base = way("together", 10, ranks=2)
     none = [way("no-data", 9.9, 2), way("double", 19.8, 2, 64), way("half-threads", 10.0, 2)]
@@ -334,11 +334,11 @@ def test_overfitting_is_found_with_its_epoch_and_not_where_there_is_only_noise(f
     for _ in range(100):
         flat = folder.run()
         curve(flat, list(0.3 + falling + rng.normal(0, 0.01, 30)), list(falling))
-        wrong += overfitting.answer(Evidence(flat))[0].verdict.startswith("overfitting")
+        wrong += next(overfitting.answer(Evidence(flat))).verdict.startswith("overfitting")
     assert wrong <= 2
     short = folder.run()
     curve(short, [1.0, 0.5], [1.0, 0.5])
-    assert overfitting.answer(Evidence(short))[0].verdict == "too few epochs to say"
+    assert next(overfitting.answer(Evidence(short))).verdict == "too few epochs to say"
 
 
 @pytest.mark.parametrize("noise", ["normal", "outliers", "wandering"])
@@ -410,8 +410,8 @@ def test_accuracy_is_compared_with_one_process_of_the_same_recipe_only(folder: F
 
 def test_only_what_was_proven_is_called_unchanged(folder: Folder) -> None:
     """Not verified unless a verify of this recipe on this kind of placement passed, and never where the twin differs."""
-    from lockstep import verified
     from lockstep.measure.environment import version_of
+    from lockstep.verify import verified
 
     def verdict(peers: Sequence[Run] = (), **summary: Any) -> str:
         run = folder.run(**{"test_accuracy": 0.9, **summary})
@@ -455,7 +455,7 @@ def test_precision_is_judged_by_pairs_of_one_seed(folder: Folder) -> None:
     assert found.verdict.endswith("worth it")
     assert "not worth" not in found.verdict
     assert found.figures["pairs"] == 8
-    assert precision.answer(Evidence(runs[0])) == [], "an fp32 run alone says nothing about it"
+    assert not list(precision.answer(Evidence(runs[0]))), "an fp32 run alone says nothing about it"
 
 
 def test_precision_says_no_more_than_its_pairs_do(folder: Folder) -> None:
@@ -464,7 +464,7 @@ def test_precision_says_no_more_than_its_pairs_do(folder: Folder) -> None:
         return folder.run(recipe, train_seconds=seconds, **summary)
 
     def found(*runs: Run) -> Any:
-        return precision.answer(Evidence(runs[0], runs))[0]
+        return next(precision.answer(Evidence(runs[0], runs)))
 
     untested = found(*(run(name, seed, 10.0 - seed / 10) for seed in range(3) for name in ("bf16", "fp32")))
     assert "accuracy not tested" in untested.why

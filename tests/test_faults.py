@@ -10,6 +10,8 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -290,14 +292,28 @@ def test_a_reader_that_goes_away_does_not_end_the_run(cli: Cli) -> None:
 
 
 @pytest.mark.cold
-@pytest.mark.parametrize("module", ["click", "lockstep.errors", "msgspec"])
-def test_ctrl_c_while_modules_are_imported_is_one_line(cli: Cli, module: str) -> None:
-    """Right after the start. The interrupt comes from the import of that module, so that it comes at that moment."""
+@pytest.mark.parametrize(
+    ("module", "interrupt"),
+    [
+        ("click", "interrupt()"),
+        ("lockstep.errors", "interrupt()"),
+        ("msgspec", "interrupt()"),
+        ("click", "Dropped()"),
+        ("lockstep.errors", "Dropped()"),
+        ("lockstep.placement", "type('Owner', (), {'attribute': Named()})"),
+    ],
+)
+def test_ctrl_c_while_modules_are_imported_is_one_line(cli: Cli, module: str, interrupt: str) -> None:
+    """Right after the start. The interrupt comes from the import of that module, so that it comes at that moment; also within a
+    callback, as importlib has them, where Python prints an exception and goes on, and while a class is made, where it is wrapped."""
     (cli.folder / "early.py").write_text(
         "import os, signal, sys\n"
+        "def interrupt(*ignored): os.kill(os.getpid(), signal.SIGINT)\n"
+        "class Dropped: __del__ = interrupt\n"
+        "class Named: __set_name__ = interrupt\n"
         "class Finder:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        f"        if name == {module!r}: os.kill(os.getpid(), signal.SIGINT)\n"
+        f"        if name == {module!r}: {interrupt}\n"
         "sys.meta_path.insert(0, Finder())\n"
         "from lockstep.cli import main\nmain()\n"
     )
@@ -305,6 +321,26 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(cli: Cli, module: str) ->
     result = subprocess.run(argv, env=cli.environment, cwd=cli.folder, capture_output=True, text=True)
     # click ends the line on which the terminal shows ^C
     assert (result.returncode, result.stderr.lstrip("\n")) == (130, "lockstep: stopped\n")
+
+
+@pytest.mark.cold
+@pytest.mark.slow
+def test_ctrl_c_at_any_moment_of_the_start_is_one_line(cli: Cli) -> None:
+    """Real processes, each interrupted a little later. Until Python and pip's script have come to `main` nobody can catch it."""
+    seen: Counter[str] = Counter()
+    for delay in range(60):
+        argv = cli.argv("models")
+        process = subprocess.Popen(argv, env=cli.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        time.sleep(delay / 200)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+        assert not re.search(r"lockstep/cli/.*, in ", said), said
+        where = "before main" if "Traceback" in said else "stopped" if said else "silent"
+        seen[where] += 1
+        if where == "stopped":
+            assert said.splitlines()[-1] == "lockstep: stopped"
+            assert process.returncode == 130, said
+    assert seen["stopped"] > 10, seen
 
 
 @pytest.mark.slow

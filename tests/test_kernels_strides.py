@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from lockstep.kernels import FusedConvReLU, build, native, op
 from lockstep.kernels.way import Way
+from lockstep.machine.native_code import compiler
 
 HERE = Path(__file__)
 ABLE = build.able()
@@ -234,9 +235,9 @@ def test_without_gradients_nothing_is_kept_for_them(monkeypatch: pytest.MonkeyPa
 
 def sanitizer() -> str | None:
     """gcc's AddressSanitizer as a library that can be loaded before Python."""
-    if shutil.which(build.compiler()) is None:
+    if shutil.which(compiler()) is None:
         return None
-    done = subprocess.run([build.compiler(), "-print-file-name=libasan.so"], text=True, capture_output=True)
+    done = subprocess.run([compiler(), "-print-file-name=libasan.so"], text=True, capture_output=True)
     path = Path(done.stdout.strip())
     return str(path.resolve()) if path.is_absolute() and path.exists() else None
 
@@ -251,12 +252,12 @@ def test_no_operand_makes_the_kernels_read_or_write_beside_it(isa: str, tmp_path
 
     def compiled(source: Path) -> str:
         made = tmp_path / f"{source.stem}.o"
-        subprocess.run([build.compiler(), *flags, "-c", str(source), "-o", str(made)], check=True)
+        subprocess.run([compiler(), *flags, "-c", str(source), "-o", str(made)], check=True)
         return str(made)
 
     with ThreadPoolExecutor(2) as pool:
         objects = list(pool.map(compiled, build.SOURCES.glob("*.cpp")))
-    subprocess.run([build.compiler(), "-shared", "-fsanitize=address", *objects, "-o", str(library)], check=True)
+    subprocess.run([compiler(), "-shared", "-fsanitize=address", *objects, "-o", str(library)], check=True)
     environment = {
         **os.environ,
         "LD_PRELOAD": str(sanitizer()),

@@ -7,8 +7,12 @@ fixed, so a test passes always or never. A weak hash is put through the same che
 from __future__ import annotations
 
 import hashlib
+import os
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -183,3 +187,23 @@ def test_extreme_shares_are_numbers() -> None:
         assert (shares >= 0).all()
         assert (shares <= 1).all()
         assert (shares.diff() >= 0).all()
+
+
+COMPILED = """
+import torch
+from lockstep import keyed
+keys = torch.randint(-(2**62), 2**62, (8,), generator=torch.Generator().manual_seed(1))
+draw = lambda keys: keyed.words(keys, 1024, 97) + 0
+assert torch.equal(torch.compile(draw)(keys), draw(keys))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", ["default", "avx2", "avx512"])
+def test_compiled_code_draws_the_same_words(capability: str, tmp_path: Path) -> None:
+    """A cache of its own: inductor's would give out what was compiled for another instruction set."""
+    settings = {"ATEN_CPU_CAPABILITY": capability, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILED], env={**os.environ, **settings}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]

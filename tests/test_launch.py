@@ -10,9 +10,8 @@ import click
 import msgspec
 import pytest
 
-from lockstep import launch
 from lockstep.errors import DataError, InputError
-from lockstep.launch import prepare, specify
+from lockstep.launch import join, prepare, specify
 from lockstep.run import DATA, FolderExists, Options, Run, Spec
 from lockstep.settings import load
 from support import SHORT
@@ -126,9 +125,31 @@ def test_hosts_that_share_a_folder_join_it_whichever_comes_first(tmp_path: Path)
             of_two_hosts(tmp_path, host, name=name)
 
 
+def test_a_host_that_joins_fetches_into_its_own_cache_and_is_checked_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hosts share the run's folder, and not always the cache: ranks must not be the first to look for the data."""
+    settings = load([], [*SHORT, "ranks=2", "hosts=2", "rendezvous=127.0.0.1:29517"])
+    checked: list[Spec] = []
+    for host in (0, 1):
+        cache = tmp_path / f"cache of host {host}"
+        monkeypatch.setenv("LOCKSTEP_DATA", str(cache))
+        prepare(*settings, runs=tmp_path / "runs", name="pair", host_index=host, check=checked.append)
+        assert list(cache.rglob("train-images*")), f"host {host} has the data"
+    assert len(checked) == 2, "what is checked before the start is checked on every host"
+
+    def refuse(spec: Spec) -> None:
+        raise InputError("not on this host")
+
+    prepare(*settings, runs=tmp_path / "runs", name="again", host_index=0)
+    with pytest.raises(InputError, match="not on this host"):
+        prepare(*settings, runs=tmp_path / "runs", name="again", host_index=1, check=refuse)
+    assert not (tmp_path / "runs" / "again" / "host-1").exists(), "its place is still free"
+
+
 def test_a_folder_that_is_no_run_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "runs" / "pair").mkdir(parents=True)
-    monkeypatch.setattr(launch, "SEEN_S", 0.2)
+    monkeypatch.setattr(join, "SEEN_S", 0.2)
     with pytest.raises(InputError, match="is not a run folder"):
         of_two_hosts(tmp_path, 0)
 
@@ -159,7 +180,8 @@ def given(option: click.Option) -> list[str]:
 
 @pytest.mark.parametrize("words", [(), ("train.py", "--width", "64", "a b"), ("epochs=2",)])
 def test_the_command_for_each_host_has_every_option(tmp_path: Path, words: tuple[str, ...]) -> None:
-    from lockstep.cli.run import command, repeated_options
+    from lockstep.cli.plan import repeated_options
+    from lockstep.cli.run import command
     from lockstep.launch.describe import host_commands
 
     options = [option for option in command.params if isinstance(option, click.Option)]
@@ -176,7 +198,7 @@ def test_the_command_for_each_host_has_every_option(tmp_path: Path, words: tuple
         again = command.make_context("run", rest)
         assert again.params["words"] == words
         changed = {"name": "mine", "runs": tmp_path, "host_index": host, "dry_run": False, "as_json": False}
-        changed |= {"data_root": Path("/data"), "resume": "/elsewhere/runs/earlier"}
+        changed |= {"data_root": "/data", "resume": "/elsewhere/runs/earlier"}
         assert again.params == typed.params | changed
     # Nothing is made up: what was not given is not there.
     bare = repeated_options(command.make_context("run", list(words[:1])), tmp_path / "mine", specless(spec))

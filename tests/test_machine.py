@@ -12,14 +12,19 @@ from typing import Any
 
 import pytest
 
+from lockstep.backends.ranks import SRUN
 from lockstep.errors import InputError
-from lockstep.launch.base import default_environment
+from lockstep.files import locked
+from lockstep.launch import prepare
+from lockstep.launch.base import default_environment, worker_argv
 from lockstep.machine import child, cpu, facts, formats, trial
 from lockstep.machine.cores import measure
 from lockstep.measure import environment
 from lockstep.placement import Placement
 from lockstep.recipe import Recipe
 from lockstep.resolve import resolve
+from lockstep.run import Run
+from lockstep.settings import load
 from support import SHORT, Cli, wait_for
 
 DOUBLE = Path(__file__).with_name("broken_machine.py")
@@ -61,8 +66,8 @@ def test_each_way_to_fail_is_an_answer(kind: str, words: str) -> None:
 def test_a_case_that_hangs_ends_with_the_child_that_tries_it() -> None:
     code = (
         "import os, time\n"
-        "from lockstep.machine.child import Apart\n"
-        "print(Apart(lambda: time.sleep(1000), 1000)._pid, flush=True)\n"
+        "from lockstep.machine.child import IsolatedCall\n"
+        "print(IsolatedCall(lambda: time.sleep(1000), 1000)._pid, flush=True)\n"
         "time.sleep(1000)\n"
     )
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -86,11 +91,33 @@ def test_a_child_that_cannot_even_start_is_an_answer_and_one_that_was_killed_is_
     assert facts.known() is None
 
 
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM", "SIGINT", "SIGHUP"])
+def test_a_case_that_is_ended_from_outside_says_nothing_about_the_machine(name: str) -> None:
+    """By hand, or for lack of memory: nothing is remembered, and the next one tries again."""
+    with pytest.raises(trial.NotKnown, match=f"a case was ended by {name}, which says nothing about the machine"):
+        facts.get(broken(name))
+    assert facts.known() is None
+    assert not trial.failed(facts.get(broken("import", "AVX2")).effective())
+
+
+def test_who_waits_for_the_trial_of_another_process_says_so_once() -> None:
+    code = f"from lockstep.machine import facts; print(facts.get({broken('import', 'AVX2')!r}).cap)"
+    with locked(facts.path().with_suffix(".lock"), "holding it"):
+        waiting = subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert waiting.stderr
+        assert waiting.stderr.readline() == "lockstep: waiting for another process that is trying out this machine\n"
+        assert waiting.poll() is None
+    out, err = waiting.communicate(timeout=60)
+    assert (out, err) == ("{'ONEDNN_MAX_CPU_ISA': 'AVX2'}\n", "")
+
+
 @pytest.mark.parametrize("cure", ["AVX512_CORE_FP16", "AVX512_CORE_VNNI", "AVX2"])
 def test_the_highest_cap_that_cures_goes_to_the_ranks(cure: str) -> None:
-    found = facts.ask(broken("die", cure))
+    found = facts.get(broken("die", cure))
     assert found.cap == {"ONEDNN_MAX_CPU_ISA": cure}
-    assert not trial.failed(found.now())
+    assert not trial.failed(found.effective())
     assert facts.known() == found
     assert default_environment(Placement(device="cpu"))["ONEDNN_MAX_CPU_ISA"] == cure
     assert "ONEDNN_MAX_CPU_ISA" not in default_environment(Placement(device="cpu", launcher="slurm")), "other machines"
@@ -105,7 +132,7 @@ def test_the_highest_cap_that_cures_goes_to_the_ranks(cure: str) -> None:
 
 
 def test_a_rank_knows_the_machine_by_the_name_that_its_launcher_has_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = facts.ask(broken("import", "AVX2"))
+    found = facts.get(broken("import", "AVX2"))
     assert found.cap == {"ONEDNN_MAX_CPU_ISA": "AVX2"}
     for name, value in facts.rank_environment().items():
         monkeypatch.setenv(name, value)
@@ -114,11 +141,11 @@ def test_a_rank_knows_the_machine_by_the_name_that_its_launcher_has_for_it(monke
 
 
 def test_a_cap_of_the_user_stays_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    facts.ask(broken("die", "AVX512_CORE_FP16"))
+    facts.get(broken("die", "AVX512_CORE_FP16"))
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_AMX")
     assert facts.known() is None, "another setting is another machine"
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-    found = facts.ask(broken("die"))
+    found = facts.get(broken("die"))
     assert found.cap == {}
     assert "ONEDNN_MAX_CPU_ISA" not in facts.rank_environment()
     with pytest.raises(
@@ -128,7 +155,7 @@ def test_a_cap_of_the_user_stays_the_users(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_no_cap_cures_is_refused_before_the_start(own_cache: Path) -> None:
-    facts.ask(broken("wrong"))
+    facts.get(broken("wrong"))
     placement = Placement(launcher="single", backend="gloo")
     for precision in ("bf16", "pure-bf16"):
         with pytest.raises(InputError) as error:
@@ -152,6 +179,34 @@ def test_what_no_cap_cures_is_refused_before_the_start(own_cache: Path) -> None:
     assert found[1]["what"] == "bf16 large matrix products give wrong numbers on this machine"
 
 
+def on_a_node(folder: Path, *words: str) -> tuple[Run, int]:
+    """One rank, started as srun starts it on a node; what the node is known for is in the cache."""
+    run, _ = prepare(*load([], [*SHORT, "launcher=slurm", "train_limit=48", "test_limit=48", *words]), runs=folder)
+    place = dict(zip(SRUN, ("0", "1", "0", "1"), strict=True))
+    done = subprocess.run(worker_argv(run.folder), env={**os.environ, **place}, timeout=120)
+    return run, done.returncode
+
+
+def test_a_node_of_a_cluster_asks_itself(own_cache: Path) -> None:
+    """The machine that submits may be another one: it refuses nothing and caps nothing."""
+    assert facts.known() is None
+    run, code = on_a_node(own_cache)
+    assert code == 0
+    assert facts.known() is not None, "a node that nobody has tried is tried before it trains"
+    facts.path().unlink()
+    facts.get(broken("die", "AVX2"))
+    run, code = on_a_node(own_cache, "precision=bf16")
+    assert code == 0
+    seen = json.loads((run.folder / "environment.json").read_text())
+    assert seen["instruction_settings"] == {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+    facts.path().unlink()
+    facts.get(broken("die"))
+    run, code = on_a_node(own_cache, "precision=bf16")
+    assert code == InputError.exit_code
+    account = json.loads((run.rank_folder(0) / "failure.json").read_text())
+    assert account["message"].startswith("precision=bf16: bf16 large matrix products end with SIGILL on this machine")
+
+
 def test_it_is_found_out_once_by_one_of_many(own_cache: Path) -> None:
     """Four processes ask at the same time; the child leaves a mark each time that it is started."""
     marks = own_cache / "marks"
@@ -160,7 +215,7 @@ def test_it_is_found_out_once_by_one_of_many(own_cache: Path) -> None:
         f"import os, sys\nopen({str(marks)!r}, 'a').write('x')\n"
         f"os.execv(sys.executable, [sys.executable, {str(DOUBLE)!r}, 'die', 'AVX512_CORE_FP16'])\n"
     )
-    code = f"import sys; from lockstep.machine import facts; print(facts.ask((sys.executable, {str(double)!r})).cap)"
+    code = f"import sys; from lockstep.machine import facts; print(facts.get((sys.executable, {str(double)!r})).cap)"
     asking = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=dict(os.environ))
         for _ in range(4)
@@ -172,10 +227,10 @@ def test_it_is_found_out_once_by_one_of_many(own_cache: Path) -> None:
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 1}', '{"format": 99}'])
 def test_a_damaged_record_is_found_out_again(content: str) -> None:
-    found = facts.ask(broken("die"))
+    found = facts.get(broken("die"))
     facts.path().write_text(content)
     assert facts.known() is None
-    assert facts.ask(broken("die")).answers == found.answers
+    assert facts.get(broken("die")).answers == found.answers
 
 
 def test_a_folder_that_cannot_be_written_costs_time_and_nothing_else(
@@ -183,13 +238,13 @@ def test_a_folder_that_cannot_be_written_costs_time_and_nothing_else(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("LOCKSTEP_DATA", str(tmp_path / "file" / "data"))
-    assert facts.ask(broken("die", "AVX2")).cap == {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+    assert facts.get(broken("die", "AVX2")).cap == {"ONEDNN_MAX_CPU_ISA": "AVX2"}
 
 
 def test_instructions_that_a_cap_takes_away_are_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "cpu_flags", lambda: frozenset({"avx2", "avx512_bf16", "amx_bf16", "avx512_vnni"}))
     assert formats.cpu_support() == {"bf16": ["AVX512-BF16", "AMX-BF16"], "fp16": [], "int8": ["AVX512-VNNI"]}
-    facts.ask(broken("die", "AVX512_CORE_FP16"))
+    facts.get(broken("die", "AVX512_CORE_FP16"))
     assert formats.cpu_support()["bf16"] == ["AVX512-BF16"], "AMX is what traps"
     assert formats.precision_line("bf16", Placement()) == "precision bf16: works here (tried); this CPU has AVX512-BF16"
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
@@ -220,7 +275,7 @@ def test_the_child_sees_a_wrong_result() -> None:
     def not_a_number(left: Any, right: Any) -> Any:
         return left @ right * (1.0 if left.dtype == torch.float64 else float("nan"))
 
-    left, right = child._numbers(8, 16), child._numbers(16, 4)
+    left, right = child.numbers(8, 16), child.numbers(16, 4)
     child._check(torch.matmul, "bf16", left, right)
     for work in (off, not_a_number):
         with pytest.raises(child.WrongNumbers):
@@ -229,7 +284,7 @@ def test_the_child_sees_a_wrong_result() -> None:
 
 def test_cores_are_measured() -> None:
     found = measure(0.05)
-    assert 0 < found.had <= found.usable
+    assert 0 < found.granted <= found.usable
     assert 0 <= found.stolen <= 1
 
 

@@ -21,7 +21,7 @@ from lockstep.launch import mpirun
 from lockstep.measure.records import read_steps
 from lockstep.placement import Placement
 from lockstep.run import Run
-from lockstep.verify import step_losses
+from lockstep.verify.records import step_losses
 from support import SHORT, Cli, processes_of, wait_for
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -79,7 +79,7 @@ def test_clip_equals_torch(longest: float) -> None:
     theirs = copy.deepcopy(ours)
     for model in (ours, theirs):
         model(torch.ones(3, 7)).square().sum().backward()
-    norm = optimizers.clip([p.grad for p in ours.parameters() if p.grad is not None], longest)
+    norm = optimizers.clip([p.grad for p in ours.parameters() if p.grad is not None], longest, lambda norm: norm)
     reference = nn.utils.clip_grad_norm_(theirs.parameters(), longest)
     assert torch.allclose(norm, reference)
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):

@@ -101,19 +101,19 @@ def test_what_cannot_work_is_refused(placement: Placement, words: str) -> None:
 
 
 def test_auto_comes_to_something() -> None:
-    _, alone = resolve(Recipe(), Placement())
+    alone = resolve(Recipe(), Placement()).placement
     assert (alone.launcher, alone.strategy) == ("single", "single")
-    _, two = resolve(Recipe(), Placement(ranks=2))
+    two = resolve(Recipe(), Placement(ranks=2)).placement
     assert (two.launcher, two.strategy) == ("spawn", "ddp")
     assert two.threads
     assert alone.threads
     assert two.threads <= alone.threads
-    _, hosts = resolve(Recipe(), Placement(ranks=2, hosts=2, rendezvous="10.0.0.1:29500"))
+    hosts = resolve(Recipe(), Placement(ranks=2, hosts=2, rendezvous="10.0.0.1:29500")).placement
     assert hosts.launcher == "torchrun"
 
 
 def test_batch_per_rank_becomes_the_global_batch_and_stays_visible() -> None:
-    recipe, _ = resolve(Recipe(batch_per_rank=32), Placement(ranks=4))
+    recipe = resolve(Recipe(batch_per_rank=32), Placement(ranks=4)).recipe
     assert (recipe.global_batch, recipe.batch_per_rank) == (128, 32)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from lockstep.measure import recorder
 from lockstep.measure.records import read_steps
 from lockstep.run import Run
 from lockstep.training import loop
@@ -86,7 +87,7 @@ def test_ended_by_an_exception_after_any_step(
     runs: Path, whole: dict[str, Any], step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a kill ends it: no last words. What counts is the newest checkpoint."""
-    after_step = loop.Recorder.after_step
+    after_step = recorder.Recorder.after_step
 
     def ended(self: Any, epoch: int, number: int, samples: int) -> None:
         after_step(self, epoch, number, samples)
@@ -94,7 +95,7 @@ def test_ended_by_an_exception_after_any_step(
             raise KeyboardInterrupt
 
     before = set(runs.iterdir())
-    monkeypatch.setattr(loop.Recorder, "after_step", ended)
+    monkeypatch.setattr(recorder.Recorder, "after_step", ended)
     with pytest.raises(KeyboardInterrupt):
         train_here(runs, *WORDS, checkpoint_steps=1)
     monkeypatch.undo()

@@ -17,11 +17,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from lockstep.comms import store
+from lockstep.backends.costs import store
 from lockstep.errors import InputError
-from lockstep.launch.link import Link, parse_link
+from lockstep.launch.emulated.link import Link, parse_link
+from lockstep.machine.cores import cores
 from lockstep.measure.records import ROW
-from lockstep.placement import Placement, cores, plan
+from lockstep.placement import Placement, plan
 from lockstep.predict import check, fit, measure
 from lockstep.predict.compute import Compute, Point, at
 from lockstep.predict.exchange import Cluster, Software, all_reduce, hierarchical, ring, tree
@@ -513,7 +514,7 @@ def test_every_prediction_comes_with_what_the_model_earned(ready: Cli, monkeypat
     assert any("Local SGD was not measured" in text for text in found["assumed"])
     step = found["rows"][1]["step_ms"]
     assert found["rows"][1]["interval_ms"] == [pytest.approx(0.97 * step), pytest.approx(1.08 * step)]
-    assert "off by 3.0% in the middle and by 8.0% at worst" in found["earned_text"]
+    assert "off by 3.0% in the median and by 8.0% at worst" in found["earned_text"]
 
 
 @pytest.mark.parametrize(
@@ -522,7 +523,7 @@ def test_every_prediction_comes_with_what_the_model_earned(ready: Cli, monkeypat
         (("--ranks", "2,four"), "--ranks 2,four: 'four' is not a number of ranks"),
         (("--link", "1gbit,1%"), "loss is not modelled"),
         (("--link", "fast"), "is neither a rate"),
-        (("--per-host", "3"), "--per-host 3: this host was measured with 2 rank(s)"),
+        (("--per-host", "3"), "--per-host 3: this host was measured with 2 ranks"),
         (("--quick",), "--quick goes with --check"),
         (("--check",), "--check has recipes of its own"),
         (("strategy=fsdp",), "strategy=fsdp cannot be predicted"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.comms import store
+from lockstep.backends.costs import store
 from lockstep.launch import prepare
 from lockstep.predict import check, document, measure
 from lockstep.predict import fit as fits

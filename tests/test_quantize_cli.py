@@ -96,7 +96,7 @@ def _scores(folder: Path, images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """The run's own model in fp32."""
     import torch
 
-    from lockstep.quantize.subject import load
+    from lockstep.deploy.subject import load
     from lockstep.run import Run
 
     with torch.no_grad():
@@ -104,11 +104,11 @@ def _scores(folder: Path, images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return found
 
 
-def in_process(cli: Cli, run: str = "net", **wish: Any) -> dict[str, Any]:
-    from lockstep.quantize.job import Wish, quantize
+def in_process(cli: Cli, run: str = "net", **job: Any) -> dict[str, Any]:
+    from lockstep.deploy.command import Job, quantize
     from lockstep.run import Run
 
-    return quantize(Run(cli.runs / run), Wish(onnx=False, **wish), lambda text: None)
+    return quantize(Run(cli.runs / run), Job(onnx=False, **job), lambda text: None)
 
 
 OWN = """
@@ -148,7 +148,7 @@ def test_a_model_of_ones_own_with_an_operator_that_cannot_be_quantized(trained: 
 
 
 def test_dynamic_and_quantization_aware_fine_tuning_of_the_same_run(trained: Cli) -> None:
-    dynamic = in_process(trained, method="dynamic", engine="x86", profile=True)
+    dynamic = in_process(trained, method="dynamic", engine="qnnpack", profile=True)
     assert "aten::mkldnn_convolution" in {row["name"] for row in dynamic["operators"]["fp32"]}
     assert "quantized::linear_dynamic" in {row["name"] for row in dynamic["operators"]["int8"]}
     assert [row["kind"] for row in dynamic["layers"] if row["quantized"]] == ["Linear"]
@@ -156,7 +156,7 @@ def test_dynamic_and_quantization_aware_fine_tuning_of_the_same_run(trained: Cli
     aware = in_process(trained, method="qat")
     assert aware["accuracy"]["int8"] > aware["accuracy"]["fp32"] - 0.01
     assert aware["accuracy"]["int8"] == pytest.approx(aware["accuracy"]["fake"], abs=0.005)
-    assert aware["calibration"] == "1 more epoch(s) on embedded's training set, ranges in training"
+    assert aware["calibration"] == "1 more epoch on embedded's training set, ranges in training"
     # Batch norm is folded before, so that one scale for a layer is that of the weights that are deployed.
     coarse = in_process(trained, method="qat", scheme=Scheme(weights="per-tensor", activations="symmetric"))
     assert coarse["scheme"] == {"weights": "per-tensor", "activations": "symmetric", "bits": 7}
@@ -166,8 +166,8 @@ def test_dynamic_and_quantization_aware_fine_tuning_of_the_same_run(trained: Cli
 
 @pytest.mark.slow
 def test_times_and_memory_are_measured_by_routes_in_turns(trained: Cli) -> None:
-    from lockstep.quantize import timing
-    from lockstep.quantize.bench import Request
+    from lockstep.deploy import timing
+    from lockstep.deploy.bench import Request
 
     request = Request(
         run=str(trained.runs / "net"),
@@ -186,8 +186,8 @@ def test_times_and_memory_are_measured_by_routes_in_turns(trained: Cli) -> None:
     assert {name: len(times) for name, times in answer["cpu"]["2"].items()} == {"fp32 eager": 4, "int8 onednn": 4}
     grown = timing.memory(request, lambda text: None, ["int8 onednn"])
     assert grown[0]["growth_bytes"] > 128 * 28 * 28, "less than its first layer's input in bytes"
-    made = {"fp32 eager": [4.0, 2.0, 3.0], "int8 x86": [1.0, 1.0, 1.0]}
-    row = timing._row(1, 16, "int8 x86", made)
+    made = {"fp32 eager": [4.0, 2.0, 3.0], "int8 onednn": [1.0, 1.0, 1.0]}
+    row = timing._row(1, 16, "int8 onednn", made)
     assert (row["speed_up"], row["seconds"], row["images_per_second"]) == (3.0, 1.0, 16.0)
     assert row["speed_up_low"] < 3 < row["speed_up_high"]
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from lockstep.deploy.command import Job, quantize
 from lockstep.errors import InputError
-from lockstep.quantize.job import Wish, quantize
 from lockstep.quantize.scheme import Scheme
 from lockstep.resolve import resolve
 from lockstep.run import Run
@@ -50,7 +50,7 @@ def test_resumed_it_ends_bit_for_bit_as_if_nothing_had_happened(module_cli: Cli,
 
 def test_the_int8_file_of_a_run_has_the_ranges_of_its_training(alone: dict[str, Any]) -> None:
     run = Run(Path(alone["run"]))
-    found = quantize(run, Wish(method="qat", onnx=False), lambda text: None)
+    found = quantize(run, Job(method="qat", onnx=False), lambda text: None)
     assert found["calibration"] == "ranges of the run's own training on embedded's training set"
     assert found["accuracy"]["fake"] == alone["test_accuracy"]
     assert found["accuracy"]["int8"] == pytest.approx(alone["int8_accuracy"], abs=0.01)
@@ -62,7 +62,7 @@ def test_the_int8_file_of_a_run_has_the_ranges_of_its_training(alone: dict[str, 
     back = int8["0.weight"] * int8["0.weight_scale"].view(-1, 1, 1, 1)
     assert (back - kept["0.weight"]).abs().max() <= 0.501 * int8["0.weight_scale"].max()
     with pytest.raises(InputError, match="this run was trained with quantize=qat, which has chosen them"):
-        quantize(run, Wish(method="qat", scheme=Scheme(bits=8)), lambda text: None)
+        quantize(run, Job(method="qat", scheme=Scheme(bits=8)), lambda text: None)
 
 
 @pytest.mark.parametrize(

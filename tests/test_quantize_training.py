@@ -20,12 +20,13 @@ from torch import Tensor, nn
 from torch.ao.quantization.fake_quantize import FakeQuantize
 from torch.ao.quantization.observer import MinMaxObserver, PerChannelMinMaxObserver
 
+from lockstep import strategies
+from lockstep.backends import group
+from lockstep.backends.ranks import Rank
 from lockstep.data import open_data
 from lockstep.data.batches import Batches
 from lockstep.errors import InputError
 from lockstep.models import build
-from lockstep.parallel import group, strategies
-from lockstep.parallel.ranks import Rank
 from lockstep.placement import Placement, share_of
 from lockstep.quantize import training
 from lockstep.quantize.fake import FakeConv2d, FakeLinear

@@ -18,7 +18,7 @@ from lockstep.recipe import unused_settings
 from lockstep.recipes import Published, path_of, published
 from lockstep.run import Run
 from lockstep.settings import load
-from lockstep.verify import step_losses
+from lockstep.verify.records import step_losses
 from support import Cli, train_here
 
 NAMES = [recipe.name for recipe in published()]

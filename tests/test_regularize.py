@@ -23,7 +23,7 @@ from lockstep.models.layers import BatchNorm2d, Dropout
 from lockstep.recipe import Recipe, Regularize
 from lockstep.run import Run
 from lockstep.training.loss import Loss, penalize
-from lockstep.verify import step_losses
+from lockstep.verify.records import step_losses
 from shm_rank import Session
 from support import SHORT, Cli, train_here
 
@@ -241,8 +241,8 @@ model = nn.Sequential(layers.BatchNorm2d(2, synchronised=False), nn.BatchNorm2d(
 with torch.no_grad():
     for layer in model:
         layer.running_mean.fill_(rank + 1); layer.running_var.fill_(10 * (rank + 1)); layer.num_batches_tracked.fill_(5 - rank)
-layers.settle(model)
-layers.settle(nn.Linear(2, 2))
+layers.average_statistics(model)
+layers.average_statistics(nn.Linear(2, 2))
 result = [(layer.running_mean.tolist(), layer.running_var.tolist(), int(layer.num_batches_tracked)) for layer in model]
 """)
     for rank, (ours, theirs, synchronised) in enumerate(answers):
@@ -285,7 +285,7 @@ for first, shares in steps:
         for p in model.parameters():
             p -= 0.05 * p.grad
             p.grad = None
-layers.settle(model)
+layers.average_statistics(model)
 result = losses, model.state_dict()
 """
 

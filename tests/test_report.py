@@ -12,11 +12,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from lockstep.backends.costs.cells import Cell
 from lockstep.cli.compare import print_comparison
-from lockstep.cli.plot import print_study_plots
-from lockstep.comms.cells import Cell
-from lockstep.measure.records import ROW
-from lockstep.placement import Placement, cores, plan
+from lockstep.machine.cores import cores
+from lockstep.measure.phases import common
+from lockstep.measure.records import ROW, mean_losses
+from lockstep.metrics import METRICS, USUAL
+from lockstep.placement import Placement, plan
 from lockstep.predict import check
 from lockstep.predict.fit import folder, save
 from lockstep.predict.here import here
@@ -25,7 +27,7 @@ from lockstep.recipe import Optimizer, Recipe
 from lockstep.report import curves, exchange, setup, steps, timeline
 from lockstep.report.document import report
 from lockstep.report.html import page
-from lockstep.report.subject import Subject, of_names, of_runs
+from lockstep.report.subject import Subject, of_names, of_runs, of_study
 from lockstep.report.vega import bundle
 from lockstep.report.views import Bars, Lines, Report, Scatter, Waterfall
 from lockstep.run import Options, Run, Spec, append_line, write_atomic
@@ -33,7 +35,6 @@ from lockstep.settings import load
 from lockstep.study.compare import study_document
 from lockstep.study.definition import Claim, Published, Study
 from lockstep.study.folder import StudyFolder
-from lockstep.study.measures import METRICS, USUAL
 from lockstep.study.plan import Cell as PlannedCell
 from lockstep.study.plan import Item, Planned
 from lockstep.ways import BESIDE, FILE, Way
@@ -196,7 +197,8 @@ def test_a_long_curve_keeps_its_ends_and_its_peaks() -> None:
 def test_the_loss_by_step_is_of_all_ranks_samples() -> None:
     first, second = step_rows(5), step_rows(7, rank=1)
     second["samples"], second["loss_sum"] = 16, 8.0
-    found = curves.step_series([first, second], "loss", "c0")
+    ranks = common([first, second])
+    found = curves.step_series(ranks[0]["step"], mean_losses(ranks), "loss", "c0")
     assert found is not None
     assert found.x == [1, 2, 3, 4, 5], "steps that both ranks have written"
     assert found.y == pytest.approx([(32 / step + 8) / 48 for step in found.x], rel=1e-5)
@@ -204,7 +206,7 @@ def test_the_loss_by_step_is_of_all_ranks_samples() -> None:
 
 def test_the_loss_of_many_steps_is_means_of_stretches_within_their_bands() -> None:
     rows = step_rows(30_000)
-    found = curves.step_series([rows], "loss", "c0")
+    found = curves.step_series(rows["step"], mean_losses([rows]), "loss", "c0")
     assert found is not None
     assert len(found.y) == curves.MOST_POINTS
     parts = (rows["loss_sum"] / 32).reshape(300, 100)
@@ -551,7 +553,7 @@ def test_every_metric_is_drawn_by_page_terminal_and_plots(
     folder = study_folder(folders, {"one": (RECIPE, ALONE), "two": (RECIPE, BOTH)}, 3, list(METRICS))
     part = report(of_names(["mine"], folders.root)).parts[0]
     assert part.table is not None
-    first = 4  # after the cell, its runs, speed-up and efficiency
+    first = 2  # after the cell and its runs
     assert part.table.columns[first + 4 : first + 6] == ["accuracy as deployed", "CPU time"]
     figures = [row[first : first + len(METRICS)] for row in part.table.rows]
     # The runs tell no CPU time; all else is there, in both cells.
@@ -559,10 +561,10 @@ def test_every_metric_is_drawn_by_page_terminal_and_plots(
         "cpu_seconds"
     }
     monkeypatch.setenv("COLUMNS", "400")
-    document = study_document(folder)
-    print_comparison(document)
-    for name in METRICS:
-        print_study_plots(document | {"metrics": [name]})
+    print_comparison(of_study(folder), plot=True)
     shown = capsys.readouterr().out
-    assert all(metric.title(document["target_accuracy"]) in shown for metric in METRICS.values())
+    target = study_document(folder)["target_accuracy"]
+    assert all(metric.title(target) in shown for metric in METRICS.values())
     assert "100 MB" in shown
+    bars = [line for line in shown.splitlines() if line.startswith(("one █", "two █"))]
+    assert len(bars) == 2 * (3 + 1), "of the first three metrics, and where a step goes"

@@ -158,7 +158,7 @@ def test_the_table_sorts_and_filters(browser: Any, made: tuple[Path, Report]) ->
     ordered = [row[0].text for row in sorted(table.rows, key=lambda row: row[place].value or 0.0)]
     with Opened(browser, path, all_drawn=False) as opened:
         page = opened.page
-        names = "[...document.querySelectorAll('table.sortable tbody tr:not([hidden]) th')].map(th => th.firstChild.textContent)"
+        names = "[...document.querySelectorAll('[id$=comparison] table.sortable tbody tr:not([hidden]) th')].map(th => th.firstChild.textContent)"
         assert page.evaluate(names) == [row[0].text for row in table.rows]
         head = page.locator("table.sortable thead th", has_text="training time")
         head.locator("button").press("Enter")

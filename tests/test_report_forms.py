@@ -23,7 +23,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from lockstep.cli import plot
 from lockstep.cli.report import command
 from lockstep.errors import LockstepError
 from lockstep.placement import Placement
@@ -33,9 +32,9 @@ from lockstep.report.document import report
 from lockstep.report.html import page
 from lockstep.report.markdown import markdown
 from lockstep.report.subject import of_names, of_runs
-from lockstep.report.units import span, text
 from lockstep.report.vega import bundle, files
 from lockstep.report.views import Report
+from lockstep.units import span, text
 from support import SHORT, Cli
 from test_report import ALONE, BOTH, EPOCHS, HOSTILE, RECIPE, Folders, compared, isolated, study_folder
 
@@ -244,29 +243,6 @@ def test_numbers_are_written_with_units_of_a_fitting_size() -> None:
     assert span(0.0102, 0.00998, 0.0104, "seconds") == "10.2 ms (9.98–10.4)"
 
 
-# ---------------------------------------------------------------- the terminal
-
-
-def test_a_curve_of_characters_rises_from_the_bottom_left_to_the_top_right() -> None:
-    drawn = plot.curves("rise", {"a": [(1, 0.0), (5, 1.0)]}, "{:.1f}".format, width=20, height=5).plain.splitlines()
-    assert drawn[0] == "rise  ── a"
-    assert drawn[1].startswith("1.0 ┤")
-    assert drawn[5].startswith("0.0 ┤")
-    assert (drawn[1][-1] != " ", drawn[1][5]) == (True, " ")
-    assert (drawn[5][5] != " ", drawn[5][-1]) == (True, " ")
-    assert drawn[7].split() == ["1", "5"]
-
-
-def test_bars_of_characters_are_as_long_as_their_values() -> None:
-    drawn = plot.bars(
-        "time", [("a", 10.0, None, None), ("b", 5.0, 4.0, 6.0)], "{:.0f} s".format, width=40
-    ).plain.splitlines()
-    assert [row.count("█") for row in drawn[1:]] == [40, 20]
-    assert drawn[2].endswith("5 s  4 s to 6 s")
-    parts = plot.stacked([("rank 0", [1.0, 3.0])], ["data", "forward"], "{:.0f}".format, width=40).plain.splitlines()
-    assert (parts[0].count("█"), parts[0].count("▓")) == (10, 30)
-
-
 # ---------------------------------------------------------------- the command
 
 
@@ -330,7 +306,7 @@ def test_a_real_run_in_every_form(module_cli: Cli, real: dict[str, Any]) -> None
 
 def test_show_draws_on_demand_and_not_into_a_pipe(module_cli: Cli, real: dict[str, Any]) -> None:
     plain, drawn = module_cli("show", "last").stdout, module_cli("show", "last", "--plot").stdout
-    assert "accuracy  ──" not in plain
-    assert "accuracy  ── test  ·· train" in drawn
+    assert "Accuracy  ──" not in plain
+    assert "Accuracy  ── test  ·· train" in drawn
     assert re.search(r"rank 1 [█▓▒░]+ [\d.]+ .s", drawn)
     assert all(row in drawn for row in plain.splitlines()), "below what was there before"

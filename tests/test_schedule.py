@@ -42,7 +42,7 @@ def ours(schedule: Schedule) -> list[tuple[float, float]]:
     pace, found = Pace(recipe, worked_out, optimizer), []
     for step in range(TOTAL):
         pace.set(step)
-        found.append((optimizer.lr, optimizer.inertia))
+        found.append((optimizer.lr, optimizer.momentum))
     return found
 
 
@@ -93,7 +93,7 @@ def test_learning_rate_rules(rule: Any, lr: float) -> None:
 
 
 def test_a_batch_per_rank_says_what_the_rate_was_meant_for() -> None:
-    recipe, placement = resolve(Recipe(batch_per_rank=32, lr_rule="linear"), Placement(ranks=4))
+    recipe, placement, _ = resolve(Recipe(batch_per_rank=32, lr_rule="linear"), Placement(ranks=4))
     assert plan(recipe, placement, 1000, 10).lr == pytest.approx(4 * recipe.optimizer.lr)
 
 

@@ -17,19 +17,20 @@ from torch import nn
 from torch.nn import functional
 
 import lockstep
+from lockstep.backends.ranks import Rank
 from lockstep.data.batches import sample_order
 from lockstep.errors import InputError, RunFailed
 from lockstep.launch import prepare
+from lockstep.measure import recorder
 from lockstep.measure.records import PHASES, read_steps
-from lockstep.own_loop import record as session_record
-from lockstep.own_loop import start as own_loop
-from lockstep.own_loop.session import Session
-from lockstep.own_loop.share import Shares
-from lockstep.parallel.ranks import Rank
 from lockstep.placement import Placement
 from lockstep.recipe import Recipe
 from lockstep.run import Options, Run
-from lockstep.verify import step_losses
+from lockstep.training import start as own_loop
+from lockstep.training.context import Context
+from lockstep.training.session import Session
+from lockstep.training.share import Shares
+from lockstep.verify.records import step_losses
 from support import Cli, assert_follows
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -200,8 +201,8 @@ def test_the_run_folder_is_like_any_other(two: Run, module_cli: Cli, alone: dict
     plan = two.spec().plan
     assert (plan.global_batch, plan.train_samples, plan.test_samples, plan.last_batch) == (48, 703, 501, 31)
     assert (plan.steps_per_epoch, plan.total_steps) == (15, 30)
-    assert "train.py on own data; spawn" in module_cli("show", two.id).stdout
-    assert "15 steps an epoch (last batch 31), 30 in all" in module_cli("show", two.id, "--ranks").stdout
+    assert "train.py on own data" in module_cli("show", two.id).stdout
+    assert "15 an epoch (last batch 31), 30 in all" in " ".join(module_cli("show", two.id).stdout.split())
     line = next(row for row in json.loads(module_cli("runs", "--json").stdout) if row["id"] == two.id)
     assert (line["state"], line["model"], line["global_batch"], line["epochs"]) == ("done", "train.py", 48, 2)
 
@@ -222,7 +223,7 @@ def test_local_sgd_without_a_test_set_is_one_model_at_the_end(module_cli: Cli, s
     result = module_cli("run", script, *words, "--", "--no-test")
     assert result.returncode == 0, result.stderr
     assert "changes the mathematics" in result.stderr
-    assert "all ranks ended with the same weights" in result.stdout
+    assert "weights the same on all ranks" in " ".join(result.stdout.split())
     document = json.loads(module_cli("show", "last", "--json").stdout)
     assert [epoch["test_accuracy"] for epoch in document["epochs"]] == [None, None], "unknown is not zero"
     assert "–" in result.stdout
@@ -303,16 +304,35 @@ def test_one_process_equals_the_textbook(scaled: bool) -> None:
 
 def test_rows_outgrow_their_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve steps in a file that starts with room for two: every row stays, with its loss."""
-    monkeypatch.setattr(session_record, "FIRST_ROWS", 2)
+    monkeypatch.setattr(recorder, "FIRST_ROWS", 2)
     with own_loop.session() as s:
         train_small(s, 4)
-        rows = read_steps(s._run.rank_folder(0) / "steps.bin").copy()
-        epochs = s._run.epochs()
+        rows = read_steps(s.context.run.rank_folder(0) / "steps.bin").copy()
+        epochs = s.context.run.epochs()
     assert rows["step"].tolist() == list(range(1, 13))
     np.testing.assert_allclose(rows["loss_sum"] / rows["samples"], textbook(4)[1], rtol=1e-5)
     assert [epoch["samples"] for epoch in epochs] == [11] * 4
     assert epochs[0]["train_accuracy"] is None, "nobody said how many were right"
     assert epochs[0]["test_loss"] is None
+
+
+def test_an_epoch_whose_loop_was_left_early_is_partial() -> None:
+    model, x, y = small()
+    with own_loop.session() as s:
+        net, found = s.wrap(model), []
+        for epoch, most in ((1, 3), (2, 2), (3, 3)):
+            for number, step in enumerate(s.steps(11, batch=4, epoch=epoch), 1):
+                step.backward(functional.cross_entropy(net(x[step.mine]), y[step.mine], reduction="sum"))
+                if number == most:
+                    break
+            found.append(s.end_epoch()["partial"])
+        recorded = [epoch["partial"] for epoch in s.context.run.epochs()]
+        of_rank = (s.context.run.rank_folder(0) / "epochs.jsonl").read_text().splitlines()
+    assert found == recorded == [False, True, False]
+    assert [json.loads(line)["partial"] for line in of_rank] == found
+
+
+WEIGHTS = torch.ones(4, 5, requires_grad=True)
 
 
 @pytest.mark.parametrize(
@@ -331,6 +351,19 @@ def test_rows_outgrow_their_file(monkeypatch: pytest.MonkeyPatch) -> None:
             lambda scores, y: functional.mse_loss(scores, torch.zeros_like(scores), reduction="none").mean(1).sum(),
             False,
         ),
+        # A penalty that is a mean, of as many weights as there are samples, too, says nothing about the loss.
+        (lambda scores, y: functional.cross_entropy(scores, y, reduction="sum") + WEIGHTS.square().mean(), False),
+        (
+            lambda scores, y: WEIGHTS.square().mean() + functional.cross_entropy(scores, y, reduction="none").sum(),
+            False,
+        ),
+        (lambda scores, y: functional.cross_entropy(scores, y) * len(y) + WEIGHTS.square().mean(), False),
+        (lambda scores, y: scores.logsumexp(1).sum() + functional.mse_loss(WEIGHTS[:3], torch.zeros(3, 5)), False),
+        (lambda scores, y: scores.max() + WEIGHTS[:3].square().mean(), False),
+        (lambda scores, y: functional.cross_entropy(scores, y, reduction="sum") + WEIGHTS.square().sum() / 4, False),
+        (lambda scores, y: functional.cross_entropy(scores, y) + WEIGHTS.square().sum(), True),
+        (lambda scores, y: functional.cross_entropy(scores, y) + WEIGHTS.square().mean(), True),
+        (lambda scores, y: functional.mse_loss(scores, torch.zeros_like(scores)) + WEIGHTS.square().sum(), True),
     ],
 )
 def test_a_loss_that_is_a_mean_is_noticed(loss: Any, mean: bool) -> None:
@@ -350,7 +383,7 @@ def test_a_loss_that_is_a_mean_is_noticed(loss: Any, mean: bool) -> None:
 def test_the_learning_rate_on_record_is_the_scripts(two: Run, module_cli: Cli) -> None:
     plan = two.spec().plan
     assert (plan.lr, plan.lr_note) == (0.005, "learning rate 0.005 (Adam, set by the script)")
-    assert plan.lr_note in module_cli("explain", two.id).stdout.replace("\n", " ")
+    assert plan.lr_note in " ".join(module_cli("explain", two.id).stdout.split())
 
 
 def test_dropout_of_a_loop_of_ones_own_is_that_of_the_samples() -> None:
@@ -428,7 +461,7 @@ def ends(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(sys, "path", sys.path)
     monkeypatch.setattr(own_loop, "_started", None)
-    own_loop.run_script(run, spec, Rank(0, 1, 0, 1))
+    own_loop.run_script(Context(run, spec, Rank(0, 1, 0, 1), torch.device("cpu")))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import os
 import re
 import resource
@@ -9,18 +11,22 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
+from lockstep.backends.group import is_peer_loss
+from lockstep.backends.shm import meet as shm_meet
+from lockstep.backends.shm import segment as shm_segment
+from lockstep.backends.shm.group import ShmGroup
 from lockstep.errors import InputError
 from lockstep.measure.records import read_steps
-from lockstep.parallel import shm_meet, shm_segment
-from lockstep.parallel.group import is_peer_loss
 from lockstep.run import Run
 from shm_rank import Session, numbers
 from support import SHORT, Cli, processes_of, wait_for
@@ -342,7 +348,7 @@ result = [p.detach().clone() for p in model.parameters()]
 
 def test_flat_exchanges_all_gradients_and_leaves_alone_what_no_rank_has(session: Session) -> None:
     code = """
-from lockstep.parallel.flat import Flat
+from lockstep.strategies.flat import Flat
 from lockstep.placement import Placement
 torch.manual_seed(rank)
 class Net(torch.nn.Module):
@@ -414,7 +420,28 @@ def test_a_stopped_rank_is_given_up_after_the_timeout(faulty: Session) -> None:
 
 def test_ranks_that_call_different_collectives_are_told(faulty: Session) -> None:
     faulty.send("dist.all_reduce(torch.ones(10 if rank else 11))")
-    assert "called different collectives" in faulty.receive(0)[1]
+    assert faulty.receive(0)[1] == (
+        "ranks called different collectives: "
+        "rank 0 called all_reduce (sum) of 11 float32, rank 1 called all_reduce (sum) of 10 float32"
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        ("dist.broadcast(torch.ones(4), min(rank, 1))", "broadcast of 16 uint8"),
+        ("dist.reduce(torch.ones(4), min(rank, 1))", "reduce (sum) of 4 float32"),
+    ],
+    ids=["broadcast", "reduce"],
+)
+def test_ranks_that_name_different_roots_are_told_by_the_next_collective(faulty: Session, call: str, name: str) -> None:
+    """Each of two ranks takes itself for the root, so none of them waits for the other."""
+    faulty.send(f"{call}; dist.barrier()")
+    for rank in (0, 1, 2):
+        kind, message = faulty.receive(rank)
+        assert kind == "RuntimeError"
+        assert f"rank 0 called {name} with root 0" in message
+        assert re.search(rf"rank [12] called {re.escape(name)} with root 1", message)
 
 
 @pytest.mark.cold
@@ -434,6 +461,37 @@ def test_a_rank_that_is_lost_on_another_host_ends_all(folder: Path) -> None:
         session.kill()
 
 
+# What a peer may have put into the store before it was lost, and where rank 0 then waits for it.
+CARD = {"shm//card/1": json.dumps({"host": "h", "pid": os.getpid(), "cores": [0]})}
+
+
+@pytest.mark.parametrize(
+    ("done", "message"),
+    [
+        ({}, "Timed out waiting 0.3 s for rank 7 to join the group"),
+        (CARD, "Timed out waiting 0.3 s for rank 7 to join the group"),
+        (CARD | {"shm//opened/1": ""}, "Wait timeout"),  # gloo's
+    ],
+    ids=["nothing", "card", "memory opened"],
+)
+def test_a_start_without_all_ranks_ends_by_the_groups_timeout(
+    done: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_HOST_KEY", "h")
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=5))  # for whatever else the store is used
+    for key, value in done.items():
+        store.set(key, value)
+    gc.collect()  # or what earlier tests have left would be given back within this one
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(RuntimeError, match=message) as caught:
+        ShmGroup(store, 0, 2, timedelta(seconds=0.3), names=[4, 7])
+    assert is_peer_loss(caught.value)
+    del caught  # its traceback holds the group
+    gc.collect()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before, "the memory and the handle on the peer are given back"
+
+
 def test_other_processors_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     with pytest.raises(InputError, match="choose backend=gloo"):
@@ -451,7 +509,7 @@ def test_no_room_for_the_memory_is_said_before_the_start() -> None:
 
 
 def test_a_network_namespace_is_a_host_of_its_own() -> None:
-    words = [sys.executable, "-c", "from lockstep.parallel.shm_meet import host_key; print(host_key())"]
+    words = [sys.executable, "-c", "from lockstep.backends.shm.meet import host_key; print(host_key())"]
     inside = subprocess.run(["unshare", "--net", *words], capture_output=True, text=True)
     if "Operation not permitted" in inside.stderr:
         pytest.skip("making a network namespace needs root")

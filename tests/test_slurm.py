@@ -18,7 +18,9 @@ import pytest
 
 import slurm_cluster
 from lockstep.errors import InputError
-from lockstep.launch import mpirun, slurm, slurm_script
+from lockstep.launch import mpirun
+from lockstep.launch.slurm import launcher as slurm
+from lockstep.launch.slurm import script as slurm_script
 from lockstep.measure.records import read_steps
 from lockstep.placement import Placement, Slurm, plan
 from lockstep.recipe import Recipe
@@ -55,7 +57,7 @@ SCRIPTS = {
 
 
 def spec_of(placement: Placement) -> Spec:
-    recipe, placement = resolve(Recipe(global_batch=48), placement)
+    recipe, placement, _ = resolve(Recipe(global_batch=48), placement)
     worked = plan(recipe, placement, 480, 48)
     return Spec(id="the run", created=0.0, lockstep="0", recipe=recipe, placement=placement, plan=worked)
 
@@ -225,7 +227,7 @@ def test_inside_an_allocation_srun_starts_the_ranks(on_cluster: Cli, alone: dict
     assert process.returncode == 0, errors
     assert_same_as_alone(json.loads(output), alone)
     run = Run.find("last", on_cluster.runs)
-    assert run.spec().command[0][-2:] == ["lockstep.launch.slurm_step", str(run.folder / "job.sbatch")]
+    assert run.spec().command[0][-2:] == ["lockstep.launch.slurm.step", str(run.folder / "job.sbatch")]
     assert not (run.folder / "job.json").exists(), "no job of its own"
 
 
@@ -242,7 +244,7 @@ def test_inside_an_allocation_ranks_end_with_the_command(on_cluster: Cli) -> Non
 @pytest.mark.parametrize(
     ("words", "code", "expected"),
     [
-        (("hosts=2", "ranks=2"), 2, r"hosts=2, but this is inside Slurm job \d+ with 1 node\(s\): ask salloc for more"),
+        (("hosts=2", "ranks=2"), 2, r"hosts=2, but this is inside Slurm job \d+ with 1 node: ask salloc for more"),
         (("ranks=3",), 3, r"srun in Slurm job \d+ started no rank: srun: error: .*[Mm]ore processors requested"),
     ],
 )

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +17,15 @@ import msgspec
 import pytest
 
 from lockstep import index
+from lockstep.metrics import seconds_to
 from lockstep.placement import Ddp, Placement, plan
+from lockstep.reading import Damaged
 from lockstep.recipe import Recipe
 from lockstep.run import Run, Spec, append_line, write_atomic
 from lockstep.study import blocks, compare
 from lockstep.study.definition import Claim, Published, Study
 from lockstep.study.folder import StudyFolder
-from lockstep.study.gather import named, of_runs
-from lockstep.study.measures import seconds_to
+from lockstep.study.gather import of_runs
 from lockstep.study.plan import Cell, Item, Planned
 from support import Cli
 
@@ -137,6 +141,27 @@ def test_a_failed_run_is_shown_and_not_counted(tmp_path: Path) -> None:
     assert cell["metrics"] == {}
 
 
+def test_holm_counts_the_comparisons_that_have_a_p_value(tmp_path: Path) -> None:
+    """A cell of one run has none; one with a seed that nobody repeated has one for times and none for accuracies."""
+    of_two_seeds = [
+        finished(tmp_path, recipe(seed=seed), where) for seed in (1, 2) for where in (one(), two(), two(threads=2))
+    ]
+    single = finished(tmp_path, recipe(seed=1), two(threads=3))
+    metrics = ["seconds", "accuracy"]
+    assert (
+        "(Holm over 2 comparisons of each)"
+        in compare.table(of_runs([*of_two_seeds, single]), None, metrics, None)["family"]
+    )
+    assert (
+        "Holm"
+        not in compare.table(of_runs([*of_two_seeds[::3], *of_two_seeds[1::3], single]), None, metrics, None)["family"]
+    )
+    of_one_seed = [finished(tmp_path, recipe(seed=1), two(threads=4)) for _ in range(2)]
+    more = [finished(tmp_path, recipe(seed=1), one())]
+    document = compare.table(of_runs([*of_two_seeds, *more, *of_one_seed]), None, metrics, None)
+    assert "(Holm over 2 to 3 comparisons of each)" in document["family"]
+
+
 def test_time_and_cost_to_a_target(tmp_path: Path) -> None:
     epochs = [{"train_seconds": 3.0, "test_accuracy": a} for a in (0.5, 0.8, 0.7, 0.9)]
     assert [seconds_to(epochs, target) for target in (0.5, 0.8, 0.85, 0.95, None)] == [3.0, 6.0, 12.0, None, None]
@@ -220,6 +245,14 @@ def test_a_study_does_not_take_the_runs_of_another(tmp_path: Path) -> None:
     assert len(first.folder.runs_of(first.items)) == 2
     assert second.folder.runs_of(second.items) == {}
     assert [cell["done"] for cell in compare.study_document(second.folder)["cells"]] == [0, 0]
+
+
+def test_a_metric_that_there_is_not_is_said_of_the_study(tmp_path: Path) -> None:
+    study = Begun(tmp_path, metrics=("seconds", "accurccy"))
+    with pytest.raises(
+        Damaged, match="study mine is damaged, or of another version of Lockstep: no such metric 'accurccy'"
+    ):
+        compare.study_document(study.folder)
 
 
 def test_a_block_that_was_left_for_long_is_made_anew_as_a_whole(tmp_path: Path) -> None:
@@ -314,7 +347,7 @@ def test_the_command_compares_runs(cli: Cli) -> None:
     shown = cli("compare", *ids)
     assert shown.returncode == 0, shown.stderr
     assert "faster" in shown.stdout
-    assert "1.66x" in shown.stdout
+    assert "1.66×" in shown.stdout
     document = json.loads(cli("compare", *ids, "--json").stdout)
     assert document["cells"][1]["speed_up"] == pytest.approx(1.664, abs=0.01)
     assert "no run 'nothing'" in cli.error("compare", "nothing", code=2)
@@ -354,6 +387,27 @@ def test_the_index_says_what_the_folders_say_and_notices_every_change(tmp_path: 
     assert index.rows(tmp_path) == rows, "it can always be rebuilt"
 
 
+def test_a_run_that_vanishes_while_runs_are_listed_hides_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was listed, and is deleted before it is looked at: the others are there."""
+    runs = [finished(tmp_path, recipe(seed=k), one()) for k in range(5)]
+    settle(tmp_path)
+    scan = os.scandir
+
+    @contextmanager
+    def slow(root: Path) -> Iterator[list[os.DirEntry[str]]]:
+        monkeypatch.setattr(index.os, "scandir", scan)
+        with scan(root) as entries:
+            listed = list(entries)
+        shutil.rmtree(runs[2].folder)
+        yield listed
+
+    monkeypatch.setattr(index.os, "scandir", slow)
+    found = index.rows(tmp_path)
+    assert [row["id"] for row in found] == [run.id for run in runs if run is not runs[2]]
+
+
 def test_a_run_under_way_is_read_anew_each_time(tmp_path: Path) -> None:
     run = finished(tmp_path, recipe(), one(), state="running")
     beat = {"rank": 0, "state": "running", "time": time.time() - 100}
@@ -377,8 +431,7 @@ def test_the_newest_run_is_the_one_created_last_whatever_its_name(tmp_path: Path
         made = finished(tmp_path, recipe(), one())
         made.write_spec(msgspec.structs.replace(made.spec(), id=name, created=created))
         made.folder.rename(tmp_path / name)
-    assert Run.find("last", tmp_path).id == "20260101-first"
-    assert [run.id for run in named(["last", "mid"], tmp_path)] == ["20260101-first", "middle"]
+    assert [Run.find(name, tmp_path).id for name in ("last", "mid")] == ["20260101-first", "middle"]
     by_time = ["zebra", "middle", "aardvark", "20260101-first"]
     assert [row["id"] for row in index.rows(tmp_path)] == by_time
     # Damaged ones are in nobody's way, whatever their names are.

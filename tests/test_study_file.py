@@ -121,7 +121,7 @@ def test_words_and_quick_change_the_base_and_the_levels(tmp_path: Path) -> None:
         ("repeat = 3\n", "unknown study key 'repeat': did you mean 'repeats'?"),
         ("ranks = 3\n", "unknown study key 'ranks': recipe keys stand in [recipe], placement keys in [placement]"),
         ("repeats = 0\n", "repeats=0: expected a whole number >= 1"),
-        ('baseline = "twoo"\n[cells.two]\nranks = 2\n', "baseline=twoo: no such cell; did you mean 'two'?"),
+        ('baseline = "twoo"\n[cells.two]\nranks = 2\n', "baseline: no such cell 'twoo'; did you mean 'two'?"),
         ('metrics = ["second"]\n', "metrics: no such metric 'second'; did you mean 'seconds'?"),
         ("[factors]\nranks = 2\n", "factors.ranks=2: expected a list of values, for example ranks = [1, 2]"),
         ("[factors]\nranks = [2, 2]\n", "a value is there twice"),

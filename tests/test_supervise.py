@@ -6,16 +6,18 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lockstep.errors import InputError, RunFailed
+from lockstep.files import TEMPORARY
 from lockstep.launch import prepare
 from lockstep.launch.base import Start
-from lockstep.launch.supervise import first_cause, signal_name, supervise
+from lockstep.launch.cause import first_cause, signal_name
+from lockstep.launch.supervise import supervise
 from lockstep.run import RESERVE, Run, Spec, write_atomic
 from lockstep.settings import load
 from support import SHORT, processes_of, wait_for
@@ -96,16 +98,16 @@ def test_a_disk_that_fills_up_has_room_for_why_the_run_ended(small_disk: Path) -
     assert status["state"] == "failed"
     assert "no room for the run" in status["cause"]
     assert not (run.folder / RESERVE).exists(), "that is what it was for"
-    assert not list(run.folder.glob(".*.tmp"))
+    assert not list(run.folder.glob(TEMPORARY))
 
 
-def test_a_rank_on_a_full_disk_leaves_its_account(small_disk: Path) -> None:
+def test_a_rank_on_a_full_disk_leaves_its_failure_report(small_disk: Path) -> None:
     """What the worker does with an error of any file of the run."""
     run, spec = prepare(*load([], [*SHORT, "ranks=2"]), runs=small_disk, name="mine")
     code = (
         "import sys, pathlib\nfrom lockstep import worker\nfrom lockstep.run import Run, append_line\n"
-        "from lockstep.parallel.ranks import Rank\nrun = Run(pathlib.Path(sys.argv[1]))\n"
-        "worker._last_step = lambda folder: 45\n"
+        "from lockstep.backends.ranks import Rank\nrun = Run(pathlib.Path(sys.argv[1]))\n"
+        "from lockstep.measure import records\nrecords.steps_taken = lambda folder: 45\n"
         "try:\n    [append_line(run.folder / 'epochs.jsonl', {'epoch': 1, 'x': 'y' * 100}) for _ in range(100000)]\n"
         "except OSError as error:\n    worker._fail(run, Rank(1, 2, 1, 2), error)\n"
     )
@@ -134,6 +136,20 @@ def test_a_folder_that_is_removed_in_mid_run_ends_it(planned: tuple[Run, Spec]) 
     message = failed(run, spec, shell(f"rm -rf '{run.folder}'; exec sleep 1000"), endless(run, 1))
     assert message == f"run failed: the run folder {run.folder} was removed while the run was under way"
     assert not run.folder.exists(), "nothing is written for a run that is gone"
+
+
+def test_a_folder_that_is_removed_between_two_starts_ends_it_alike(planned: tuple[Run, Spec]) -> None:
+    run, spec = planned
+
+    class Starts(list[Start]):
+        def __iter__(self) -> Iterator[Start]:
+            yield shell(f"rm -rf '{run.folder}'; exec sleep 1000")
+            wait_for(lambda: not run.folder.exists(), what="the folder to be gone")
+            yield endless(run, 1)
+
+    with pytest.raises(RunFailed) as error:
+        supervise(run, spec, Starts(), 0, None)
+    assert str(error.value) == f"run failed: the run folder {run.folder} was removed while the run was under way"
 
 
 def test_a_folder_that_is_another_ones_by_now_is_left_alone(planned: tuple[Run, Spec], tmp_path: Path) -> None:
@@ -186,17 +202,18 @@ def test_who_gave_up_waiting_and_who_lost_a_connection(planned: tuple[Run, Spec]
     assert lost(run, late, waits=False) == held_up
     died = lost(run, "[pair.cc:547] Connection closed by peer [10.0.0.2]:4711", waits=False)
     assert "gave up" not in died
-    assert died.endswith("; rank 1 on node2 left no account: the process or its host died")
+    assert died.endswith("; rank 1 on node2 left no failure report: the process or its host died")
     assert died.startswith("rank 0 after step 45: lost the other ranks: [pair.cc:547] Connection closed by peer")
 
 
 def test_the_folders_room_is_given_back(planned: tuple[Run, Spec], monkeypatch: pytest.MonkeyPatch) -> None:
     from lockstep import launch
+    from lockstep.launch import launchers
 
     run, spec = planned
     assert (run.folder / RESERVE).stat().st_blocks * 512 >= 10 * 4096
     starts: Callable[..., list[Start]] = lambda *_: [done(run)]  # noqa: E731
-    monkeypatch.setattr(launch, "starts_of", starts)
+    monkeypatch.setattr(launchers, "starts_of", starts)
     launch.execute(run, spec)
     assert run.status()["state"] == "done"
     assert not (run.folder / RESERVE).exists()

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from lockstep import cli
-from lockstep.cli.compare import print_comparison
+from lockstep.cli import commands as cli
 from lockstep.cli.output import console, note, print_table, styled
 from lockstep.placement import Placement, plan
 from lockstep.recipe import Recipe
+from lockstep.report.terminal import draw
+from lockstep.report.views import Axis, Bar, Bars, Cell, Claim, Lines, Mark, Part, Published, Said, Series, Table
 from lockstep.run import Run, Spec, write_atomic
 from lockstep.text import finite, printable
 
@@ -70,18 +71,33 @@ def test_json_has_no_nan_and_no_infinity(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "x.json").read_text(), parse_constant=pytest.fail) == finite(odd)
 
 
-def test_a_comparison_prints_names_of_cells_as_they_are() -> None:
-    cell = {"cell": "[/bold]", "done": 0, "planned": 1, "metrics": {}, "left_out": HOSTILE, "failed": [HOSTILE]}
-    document = {
-        "study": "[/x]",
-        "about": HOSTILE,
-        "cells": [cell],
-        "metrics": [],
-        "target_accuracy": None,
-        "fairness": [HOSTILE],
-        "stability": {"spread": None, "verdict": HOSTILE, "advice": []},
-        "baseline": "[/bold]",
-    }
+def test_a_part_of_the_document_is_printed_as_it_is() -> None:
+    cell = Cell(text=HOSTILE, notes=[HOSTILE])
+    part = Part(
+        name="[/x]",
+        kind="study",
+        about=HOSTILE,
+        facts=[(HOSTILE, HOSTILE)],
+        headlines=[Said(question=HOSTILE, verdict=HOSTILE, why=HOSTILE, next=HOSTILE)],
+        notes=[HOSTILE],
+        table=Table(id="t", title="t", says=HOSTILE, columns=[HOSTILE], rows=[[cell]]),
+        published=[Published(source=HOSTILE, claims=[Claim(text=HOSTILE, verdict=HOSTILE, figures=HOSTILE)])],
+        charts=[
+            Lines(
+                id="l",
+                section="s",
+                title=HOSTILE,
+                says="",
+                x=Axis(label="x"),
+                y=Axis(label="y"),
+                series=[Series(name=HOSTILE, colour="c0", x=[1, 2], y=[1, 2])],
+                marks=[Mark(x=1, text=HOSTILE)],
+            ),
+            Bars(
+                id="b", section="s", title=HOSTILE, says="", x=Axis(label="x"), parts=["p"], rows=[Bar(HOSTILE, [1.0])]
+            ),
+        ],
+    )
     with strict() as read:
-        print_comparison(document)
-        assert read().count(SEEN) == 5
+        draw(part, console(), plots=True)
+        assert "".join(read().split()).count("".join(SEEN.split())) >= 18

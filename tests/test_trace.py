@@ -23,6 +23,7 @@ from lockstep.measure import trace
 from lockstep.measure.clock import BACKWARD, DATA, EXCHANGE, FORWARD, OPTIMIZER
 from lockstep.measure.records import PHASES, StepLog, read_steps
 from lockstep.measure.trace import Mark, Trace, TraceClock
+from lockstep.measure.traced import common, length, traced_steps, union, without
 from lockstep.placement import Placement, plan
 from lockstep.recipe import Recipe
 from lockstep.run import Options, Run, Spec
@@ -195,7 +196,7 @@ def test_what_cannot_be_exported(module_cli: Cli, traced: Run) -> None:
     assert "has no trace" in module_cli.error("export", "untraced", "--format", "perfetto", "-o", "t.json", code=2)
     # What a kill in the middle of writing leaves, and a file that something else has cut.
     whole = (traced.rank_folder(0) / "trace.json").read_bytes()
-    (plain / "ranks" / "0000" / ".trace.json.1.tmp").write_bytes(whole[:1000])
+    (plain / "ranks" / "0000" / ".tmp-1-trace.json").write_bytes(whole[:1000])
     (plain / "ranks" / "0001" / "trace.json").write_bytes(whole[:1000])
     assert "has no trace" in module_cli.error("export", "untraced", "--format", "perfetto", "-o", "t.json", code=2)
     assert "one run" in module_cli.error("export", "traced", "traced", "--format", "hta", "-o", "two", code=2)
@@ -234,7 +235,7 @@ def test_the_clock_notes_laps_and_counts_them_as_before(tmp_path: Path) -> None:
         clock.lap(OPTIMIZER)
         clock.finish(1, 32)
         kept.after_step(log.count)
-    found = trace.traced_steps(json.loads((tmp_path / "trace.json").read_text()))
+    found = traced_steps(json.loads((tmp_path / "trace.json").read_text()))
     assert list(found) == [511, 512, 513, 514], "after ten steps of warm-up; counted on from an earlier run"
     rows = read_steps(tmp_path / "steps.bin")
     for number, step in found.items():
@@ -243,7 +244,7 @@ def test_the_clock_notes_laps_and_counts_them_as_before(tmp_path: Path) -> None:
         exchange = ["exchange"] if row["exchange_ns"] else []
         assert names == ["data", "forward", "backward", *exchange, "other", "optimizer"]
         for phase in (DATA, FORWARD, BACKWARD, EXCHANGE, OPTIMIZER):
-            lasted = trace.length(step.of(PHASES[phase])) * 1000
+            lasted = length(step.of(PHASES[phase])) * 1000
             assert lasted == pytest.approx(int(row[f"{PHASES[phase]}_ns"]), abs=1)
 
 
@@ -257,7 +258,7 @@ def test_a_run_that_ends_early_keeps_what_there_is(tmp_path: Path) -> None:
         kept.after_step(log.count)
     assert not (tmp_path / "trace.json").exists()
     kept.close()
-    assert list(trace.traced_steps(json.loads((tmp_path / "trace.json").read_text()))) == [11, 12]
+    assert list(traced_steps(json.loads((tmp_path / "trace.json").read_text()))) == [11, 12]
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
@@ -268,11 +269,11 @@ spans = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(sorted), 
 @given(spans, spans)
 def test_intervals_against_counting(one: list[list[int]], other: list[list[int]]) -> None:
     """A set of whole units on each side; what is of no length counts for nothing."""
-    a, b = (trace.union([(float(x), float(y)) for x, y in given]) for given in (one, other))
+    a, b = (union([(float(x), float(y)) for x, y in given]) for given in (one, other))
     units_a, units_b = ({unit for x, y in given for unit in range(x, y)} for given in (one, other))
-    assert trace.length(a) == len(units_a)
-    assert trace.length(trace.common(a, b)) == len(units_a & units_b)
-    assert trace.length(trace.without(a, b)) == len(units_a - units_b)
+    assert length(a) == len(units_a)
+    assert length(common(a, b)) == len(units_a & units_b)
+    assert length(without(a, b)) == len(units_a - units_b)
 
 
 def made_run(
@@ -325,7 +326,7 @@ def test_one_bucket_hides_nothing(tmp_path: Path) -> None:
     assert found.verdict.startswith(
         "0.0% of the exchange is hidden behind computing; 30% of a step is exchange that is not"
     )
-    assert "one bucket of 17 kB" in found.why
+    assert "one bucket of 17.0 kB" in found.why
     assert "bucket_mb" not in found.next
     assert found.cost == 0, "a message of 17 kB is not worth dividing"
 
@@ -381,7 +382,7 @@ def test_nothing_is_said_where_nothing_is_known(tmp_path: Path) -> None:
     run = made_run(tmp_path, dict.fromkeys((0, 1), steps([(17_000, 600, 900)], 300)))
     for rank in (0, 1):
         (run.rank_folder(rank) / "trace.json").unlink()
-    assert overlap.answer(Evidence(run)) == []
+    assert not list(overlap.answer(Evidence(run)))
 
 
 def test_clocks_of_other_hosts_are_aligned(tmp_path: Path) -> None:

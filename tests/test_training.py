@@ -18,7 +18,7 @@ from lockstep.data.batches import Batches, sample_order
 from lockstep.measure.records import read_steps
 from lockstep.recipe import Recipe
 from lockstep.run import Run
-from lockstep.verify import step_losses
+from lockstep.verify.records import step_losses
 from support import SHORT, Cli, assert_follows, train_here
 
 # The first losses of the short recipe in float64; the file says what they depend on. A change that should not alter the

@@ -109,7 +109,7 @@ def add_group(section: Section, group: str, threads: int, rounds: int) -> None:
 
 
 def process(*words: str, python: str = sys.executable) -> list[str]:
-    from lockstep.launch.base import KEEP_MEMORY  # what Lockstep sets for its ranks, here for everyone
+    from lockstep.process import KEEP_MEMORY  # what Lockstep sets for its ranks, here for everyone
 
     settings = [f"{key}={value}" for key, value in KEEP_MEMORY.items()]
     return ["env", *settings, python, "-m", "benchmarks.kernel_turns", *words]

@@ -67,7 +67,7 @@ def check(section: Section) -> None:
 
 
 def span(name: str, quick: bool) -> Span:
-    from lockstep.launch.base import KEEP_MEMORY  # what Lockstep sets for its ranks, here for everyone
+    from lockstep.process import KEEP_MEMORY  # what Lockstep sets for its ranks, here for everyone
 
     images = IMAGES[name] // (4 if quick else 1)
     settings = [f"{key}={value}" for key, value in KEEP_MEMORY.items()]

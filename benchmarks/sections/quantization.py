@@ -57,7 +57,7 @@ NETS = {
         ("model=cifar-vgg", "data=cifar10", "train_limit=320", "test_limit=500", "epochs=1"),
         ("train_limit=64", "test_limit=50"),
         (1, 32, 128),
-        ("int8 inductor", "fp32 channels-last", "int8 fbgemm", "int8 qnnpack"),
+        ("int8 inductor", "fp32 channels-last", "int8 qnnpack"),
         15.0,
     ),
 }
@@ -201,8 +201,8 @@ def _met(yes: bool) -> str:
 
 def _inference(section: Section, name: str, runs: Path, settings: Settings) -> None:
     """Every route by turns, as `lockstep quantize --measure` does it, with the raw times in the record."""
-    from lockstep.quantize import timing
-    from lockstep.quantize.bench import Request, routes
+    from lockstep.deploy import timing
+    from lockstep.deploy.bench import Request, routes
 
     net, trained = NETS[name], f"{name[0]}-fp32-0"
     if name == A:
@@ -228,7 +228,7 @@ def _inference(section: Section, name: str, runs: Path, settings: Settings) -> N
         for batch in batches:
             _add(section, _timed(name, threads, batch, answer))
             _compare(section, name, threads, batch, chosen)
-    grown = timing.memory(request, _say, [EAGER, "int8 onednn", "int8 x86", "onnx int8"])
+    grown = timing.memory(request, _say, [EAGER, "int8 onednn", "onnx int8"])
     text = ", ".join(f"{row['route']} {(row.get('growth_bytes') or 0) / 1e6:.1f} MB" for row in grown)
     section.notes.append(f"{name}, resident growth at batch 128, one thread: {text}.")
 

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from lockstep.data import open_data
     from lockstep.errors import DataError, InputError, LockstepError, RunFailed
     from lockstep.launch import train
-    from lockstep.own_loop.start import session
     from lockstep.placement import Placement
     from lockstep.recipe import Optimizer, Recipe
     from lockstep.run import Run
+    from lockstep.training.start import session
 
 _WHERE = {
     "DataError": "errors",
@@ -27,7 +27,7 @@ _WHERE = {
     "Run": "run",
     "RunFailed": "errors",
     "open_data": "data",
-    "session": "own_loop.start",
+    "session": "training.start",
     "train": "launch",
 }
 

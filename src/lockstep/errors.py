@@ -34,3 +34,8 @@ class RunCancelled(LockstepError):
     """Ctrl-C, or a request to stop: what was measured is kept."""
 
     exit_code = 130
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, or its kind if it says nothing."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

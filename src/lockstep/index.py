@@ -20,6 +20,7 @@ import msgspec
 
 from lockstep.reading import Damaged, exists
 from lockstep.run import DAMAGED, ENDED, Run
+from lockstep.text import is_text
 
 NAME = ".index.sqlite"
 # A higher number makes every older index void.
@@ -27,7 +28,7 @@ FORMAT = 3
 BUSY_S = 5.0
 # Two changes within one tick of the file system's clock leave the same time: what has just changed is not remembered yet.
 SETTLED_NS = 1_000_000_000
-_EMPTY = ("ranks", "global_batch", "epochs", "test_accuracy", "train_seconds", "images_per_second")
+_RESULTS = ("epochs", "test_accuracy", "train_seconds", "images_per_second", "fit_seconds")
 Row = dict[str, Any]
 # What keeps a sound index from being used for now; any other error of SQLite's means that the file is damaged.
 PASSING = {
@@ -47,7 +48,7 @@ def line(run: Run) -> Row:
     try:
         spec = run.spec()
     except Damaged:
-        return {"id": run.id, "state": DAMAGED, "created": 0.0, **dict.fromkeys(_EMPTY)}
+        return {"id": run.id, "state": DAMAGED, "created": 0.0, **dict.fromkeys(("ranks", "global_batch", *_RESULTS))}
     summary, recipe, placement = run.summary() or {}, spec.recipe, spec.placement
     return {
         "id": run.id,
@@ -60,11 +61,7 @@ def line(run: Run) -> Row:
         "threads": placement.threads,
         "global_batch": spec.plan.global_batch,
         "precision": recipe.precision,
-        "epochs": summary.get("epochs"),
-        "test_accuracy": summary.get("test_accuracy"),
-        "train_seconds": summary.get("train_seconds"),
-        "images_per_second": summary.get("images_per_second"),
-        "fit_seconds": summary.get("fit_seconds"),
+        **{key: summary.get(key) for key in _RESULTS},
     }
 
 
@@ -81,7 +78,7 @@ def rows(root: Path) -> list[Row]:
     fresh: dict[str, Row | None] = {}
     found: list[Row] = []
     for name in sorted(changed):
-        if not _is_text(name):
+        if not is_text(name):
             continue  # no run of ours: it could be written neither into the index nor into any document
         stamp, row = known.get(name, (0, None))
         if stamp != changed[name]:
@@ -107,14 +104,6 @@ def _changed(entry: os.DirEntry[str]) -> tuple[str, int] | None:
         return (entry.name, entry.stat().st_mtime_ns) if entry.is_dir(follow_symlinks=False) else None
     except OSError:
         return None
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:  # bytes that are no UTF-8
-        return False
-    return True
 
 
 def _open(root: Path) -> sqlite3.Connection:

@@ -52,7 +52,28 @@ def choice(keys: Tensor, stream: int, count: int) -> Tensor:
 
 def words(keys: Tensor, stream: int, width: int) -> Tensor:
     """Random 32-bit words, as int32: `width` of them for each key, on the keys' own device."""
+    if torch.compiler.is_compiling():
+        # One operator to the compiler: the scalar code that inductor writes for the hash gave other words (ATEN_CPU_CAPABILITY=default).
+        drawn: Tensor = torch.ops.lockstep.keyed_words(keys, int(stream), width)
+        return drawn
+    return _words(keys, stream, width)
+
+
+def _words(keys: Tensor, stream: int, width: int) -> Tensor:
     return _mix(keys[:, None] + _columns(stream, -(-width // 2)).to(keys.device)).view(torch.int32)[:, :width]
+
+
+torch.library.define("lockstep::keyed_words", "(Tensor keys, int stream, int width) -> Tensor")
+torch.library.impl(
+    "lockstep::keyed_words",
+    "CompositeExplicitAutograd",
+    lambda keys, stream, width: _words(keys, stream, width).contiguous(),
+)
+torch.library.impl(
+    "lockstep::keyed_words",
+    "Meta",
+    lambda keys, stream, width: keys.new_empty((keys.shape[0], width), dtype=torch.int32),
+)
 
 
 class Beta:

@@ -2,13 +2,12 @@
 say so of themselves (`changes_mathematics`), and they are marked wherever they appear.
 
 Here too lives the batch algebra, `global_batch = ranks x micro_batch x accumulation`. What "auto" comes to on this
-machine is in resolve.py.
+machine is in resolve/.
 """
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
@@ -46,7 +45,7 @@ class LocalSgd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     every: Positive = 8
     """Steps between two averages."""
     warm_start: NonNegative = 0
-    """So many first steps exchange gradients as ddp does."""
+    """The first N steps exchange gradients every step, as ddp does."""
     outer_lr: PositiveFloat = 0.7
     """diloco: the outer optimizer's step along the average of what the ranks learnt …"""
     outer_momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.9
@@ -163,6 +162,14 @@ def one_command_per_host(placement: Placement) -> bool:
     return placement.launcher == "torchrun" and placement.hosts > 1 and not placement.emulated
 
 
+def split_address(address: str) -> tuple[str, int]:
+    """HOST:PORT as a pair, or an error that names the option."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InputError(f"rendezvous={address!r} is not HOST:PORT, for example rendezvous=10.0.0.1:29500")
+    return host, int(port)
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The batch algebra of one recipe on one placement, worked out."""
 
@@ -187,11 +194,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             f"global batch {self.global_batch} = {self.ranks} ranks x {self.micro_batch} micro batch x "
             f"{self.accumulation} accumulation; {self.steps_per_epoch} steps an epoch{last}, {self.total_steps} in all"
         )
-
-
-def cores() -> int:
-    """Cores this process may use: what a container or taskset left us, not what the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
 def plan(recipe: Recipe, placement: Placement, train_samples: int, test_samples: int) -> Plan:

@@ -45,6 +45,15 @@ def load_object(spec: str, option: str) -> Any:
     return found
 
 
+def source_digest(spec: str) -> str | None:
+    """A hash of the file that holds a user's own object, which may change under the same name; None for everything else."""
+    try:
+        path = Path(spec.rpartition(":")[0]).expanduser()
+        return hashlib.sha256(path.read_bytes()).hexdigest() if path.suffix == ".py" else None
+    except (OSError, ValueError, RuntimeError):
+        return None
+
+
 def one_line(error: BaseException, inside: str | None = None) -> str:
     """An exception as one line, with the last line of the file `inside` that led to it."""
     text = " ".join(str(error).split())

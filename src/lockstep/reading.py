@@ -52,29 +52,10 @@ def read_file(path: Path, most: int = LARGEST) -> bytes | None:
         os.close(handle)
 
 
-def is_file(path: Path) -> bool:
-    """Whether there is a regular file; a name that no file can have (too long, with a zero byte, a loop of links) is none."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError, RuntimeError):
-        return False
-
-
-def is_dir(path: Path) -> bool:
-    """The same for folders."""
-    try:
-        return path.is_dir()
-    except (OSError, ValueError, RuntimeError):
-        return False
-
-
-def exists(path: Path) -> bool:
-    """Whether there is anything by that name; the same for names that nothing can have."""
-    try:
-        os.lstat(path)
-    except (OSError, ValueError):
-        return False
-    return True
+# These say no of a name that nothing can have (too long, with a zero byte, a loop of links), where the methods of Path raise.
+is_file = os.path.isfile
+is_dir = os.path.isdir
+exists = os.path.lexists
 
 
 def decode(data: bytes, shape: type[T], name: str) -> T:

@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-# No setting needs more, and beyond it files cannot be laid out and floats lose whole numbers.
-MOST = 10**12
+from lockstep.units import MOST
+
 MOST_FLOAT = 1e30
 Positive = Annotated[int, Meta(ge=1, le=MOST)]
 NonNegative = Annotated[int, Meta(ge=0, le=MOST)]
@@ -34,7 +34,7 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     beta1: Fraction = 0.9
     beta2: Fraction = 0.999
     alpha: Fraction = 0.99
-    """rmsprop: how much of the mean of squares is kept."""
+    """rmsprop: the smoothing constant of the mean of squares."""
     eps: PositiveFloat = 1e-8
     clip_norm: PositiveFloat | None = None
     """Scale the whole gradient down to this norm where it is longer."""
@@ -45,9 +45,9 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     name: Literal["constant", "step", "cosine", "onecycle"] = "constant"
     warmup_steps: NonNegative = 0
-    """Rise linearly over so many steps, before the schedule itself."""
+    """Rise linearly over the first N steps, before the schedule itself."""
     every_epochs: Positive = 1
-    """step: multiply by `factor` after so many epochs."""
+    """step: multiply by `factor` every N epochs."""
     factor: Annotated[float, Meta(gt=0, le=1)] = 0.1
     final: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """cosine: where it ends, as a part of the learning rate."""
@@ -80,24 +80,24 @@ class Augment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Random changes of training images, drawn anew for each (seed, epoch, sample), whatever the placement."""
 
     crop: NonNegative = 0
-    """Pad by so many pixels on each side, and cut the image's own size out of it anywhere."""
+    """Pad by N pixels on each side, and crop the image's own size at a random position."""
     flip: bool = False
-    """Left and right exchanged, every second time."""
+    """Mirror every second image, left to right."""
     rotation: NonNegativeFloat = 0.0
-    """By at most so many degrees, either way."""
+    """Rotate by at most N degrees, either way."""
     jitter: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Brightness, contrast and saturation each times a number within 1 ± jitter."""
     cutout: NonNegative = 0
-    """A square of so many pixels is greyed out."""
+    """Grey out a square of N x N pixels."""
 
 
 class EarlyStopping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Stop when nothing has become better for a while, and go back to the best weights."""
+    """Stop when the model no longer improves, and go back to the best weights."""
 
     patience: NonNegative = 0
-    """How many epochs without a better result are borne; 0: never stop early."""
+    """Stop after N epochs without improvement; 0 disables early stopping."""
     min_delta: NonNegativeFloat = 0.0
-    """By how much a result has to be better to count."""
+    """The least improvement that counts."""
     on: Literal["test_loss", "test_accuracy"] = "test_loss"
 
 
@@ -111,7 +111,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """half: (x - 0.5) / 0.5; standard: by the train set's mean and deviation per channel; none: 0..1."""
     augment: Augment = Augment()
     train_limit: Positive | None = None
-    """Use only the first so many training samples (for trials)."""
+    """Use only the first N training samples (for trials)."""
     test_limit: Positive | None = None
     shuffle: bool = True
     global_batch: Positive = 32
@@ -119,7 +119,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """States the batch per rank instead. The global batch then grows with the ranks: another recipe each time."""
     epochs: Positive = 3
     max_steps: Positive | None = None
-    """Stop after so many optimizer steps in all, whatever `epochs` says."""
+    """Stop after N optimizer steps in all, whatever `epochs` says."""
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
     lr_rule: Literal["keep", "linear", "sqrt"] = "keep"
@@ -170,12 +170,10 @@ def unused_settings(recipe: Recipe) -> list[str]:
     """Settings that have no effect in this recipe; each one deserves a warning, never silence."""
     optimizer, schedule, stopping = recipe.optimizer, recipe.schedule, recipe.early_stopping
     always = ("name", "lr", "weight_decay", "clip_norm")
-    found = _unread(optimizer, f"optimizer.name={optimizer.name}", (*always, *_READ_BY_OPTIMIZER[optimizer.name]))
-    found += _unread(
-        schedule, f"schedule.name={schedule.name}", ("name", "warmup_steps", *_READ_BY_SCHEDULE[schedule.name])
-    )
+    found = _unread("optimizer", optimizer, "name", (*always, *_READ_BY_OPTIMIZER[optimizer.name]))
+    found += _unread("schedule", schedule, "name", ("name", "warmup_steps", *_READ_BY_SCHEDULE[schedule.name]))
     if stopping.patience == 0:
-        found += _unread(stopping, "early_stopping.patience=0", ("patience",))
+        found += _unread("early_stopping", stopping, "patience", ("patience",))
     if optimizer.name == "sgd" and optimizer.nesterov and optimizer.momentum == 0:
         found.append("optimizer.nesterov=true has no effect with optimizer.momentum=0: set a momentum")
     if recipe.lr_rule == "keep" and recipe.lr_batch is not None:
@@ -183,13 +181,10 @@ def unused_settings(recipe: Recipe) -> list[str]:
     return found
 
 
-def _unread(chosen: msgspec.Struct, where: str, read: tuple[str, ...]) -> list[str]:
-    default, table = (
-        type(chosen)(),
-        {"Optimizer": "optimizer", "Schedule": "schedule"}.get(type(chosen).__name__, "early_stopping"),
-    )
+def _unread(table: str, chosen: msgspec.Struct, because_of: str, read: tuple[str, ...]) -> list[str]:
+    default = type(chosen)()
     return [
-        f"{table}.{key}={getattr(chosen, key)} has no effect with {where}"
+        f"{table}.{key}={getattr(chosen, key)} has no effect with {table}.{because_of}={getattr(chosen, because_of)}"
         for key in chosen.__struct_fields__
         if key not in read and getattr(chosen, key) != getattr(default, key)
     ]

@@ -10,51 +10,34 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
 from lockstep import toml
 from lockstep.errors import InputError
-from lockstep.placement import Ddp, LocalSgd, Placement, Slurm
-from lockstep.recipe import Augment, EarlyStopping, Optimizer, Recipe, Regularize, Schedule
+from lockstep.placement import Placement
+from lockstep.recipe import Recipe
 
 Tree = dict[str, Any]
 
 _RECIPE_KEYS = set(Recipe.__struct_fields__)
 _PLACEMENT_KEYS = set(Placement.__struct_fields__)
-# Tables within recipe and placement; model_args takes any key, because it belongs to the user's own model.
-_OWNERS: dict[str, type[Any]] = {
-    "optimizer": Optimizer,
-    "schedule": Schedule,
-    "regularize": Regularize,
-    "augment": Augment,
-    "early_stopping": EarlyStopping,
-    "ddp": Ddp,
-    "local_sgd": LocalSgd,
-    "slurm": Slurm,
+# Tables within recipe and placement, by name. model_args is one too: it takes any key, because it belongs to the user's own model.
+_OWNERS: dict[str, type[msgspec.Struct]] = {
+    field.name: field.type
+    for kind in (Recipe, Placement)
+    for field in msgspec.structs.fields(kind)
+    if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct)
 }
-_TABLES: dict[str, set[str] | None] = {
-    **{table: set(owner.__struct_fields__) for table, owner in _OWNERS.items()},
-    "model_args": None,
-}
-_EXAMPLES = {
-    "optimizer": "name=adam",
-    "schedule": "name=cosine",
-    "regularize": "dropout=0.2",
-    "augment": "flip=true",
-    "early_stopping": "patience=2",
-    "ddp": "bucket_mb=1",
-    "local_sgd": "every=8",
-    "slurm": "partition=debug",
-    "model_args": "k=2",
-}
+_OPEN = "model_args"
 
 
 def all_keys() -> list[str]:
     """Every key that `key=value` takes, as people write it."""
-    keys = [key for key in [*Recipe.__struct_fields__, *Placement.__struct_fields__] if key not in _TABLES]
-    return keys + [f"{table}.{key}" for table, known in _TABLES.items() for key in sorted(known or ())]
+    keys = [*Recipe.__struct_fields__, *Placement.__struct_fields__]
+    inner = [f"{table}.{key}" for table, owner in _OWNERS.items() for key in sorted(owner.__struct_fields__)]
+    return [key for key in keys if key not in (*_OWNERS, _OPEN)] + inner
 
 
 def load(
@@ -100,7 +83,7 @@ def parse_value(text: str) -> Any:
 
 
 def as_toml(recipe: Recipe, placement: Placement) -> str:
-    """The resolved settings as a file that `lockstep run` takes again. Of tables only what is not as usual: there are many."""
+    """The resolved settings as a file that `lockstep run` takes again. Nested tables list only the keys that differ from their defaults."""
     lines = [*_toml_lines(recipe, Recipe()), "", "[placement]", *_toml_lines(placement, Placement())]
     return "\n".join(lines) + "\n"
 
@@ -127,6 +110,17 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Tree:
     return found
 
 
+def changed(recipe: Recipe, placement: Placement) -> Tree:
+    """What is not at its default, by dotted keys."""
+    usual = dotted(Recipe(), Placement())
+    return {key: value for key, value in dotted(recipe, placement).items() if key not in usual or usual[key] != value}
+
+
+def dotted(*settings: Recipe | Placement) -> Tree:
+    """Every setting by its dotted key; a recipe and a placement have no key in common."""
+    return {key: value for each in settings for key, value in flatten(msgspec.to_builtins(each)).items()}
+
+
 def _merge_file(path: Path, recipe: Tree, placement: Tree) -> None:
     content = toml.read(path, "recipe file")
     try:
@@ -142,13 +136,12 @@ def _merge(content: Tree, recipe: Tree, placement: Tree, prefix: str) -> None:
                 if isinstance(inner_value, dict):
                     _merge(inner_value, recipe, placement, prefix=f"{inner}.")
                     continue
-                if inner not in _PLACEMENT_KEYS:
-                    where = (
-                        " in [placement]: it is a recipe key, and stands above that table"
-                        if inner in _RECIPE_KEYS
-                        else ""
+                if inner in _RECIPE_KEYS:
+                    raise InputError(
+                        f"unknown key '{inner}' in [placement]: it is a recipe key, and stands above that table"
                     )
-                    raise InputError(f"unknown key '{inner}'{where}" if where else _unknown(inner))
+                if inner not in _PLACEMENT_KEYS:
+                    raise InputError(_unknown(inner))
                 _put(inner, inner_value, recipe, placement)
         elif isinstance(value, dict):
             _merge(value, recipe, placement, prefix=f"{prefix}{key}.")
@@ -159,13 +152,13 @@ def _merge(content: Tree, recipe: Tree, placement: Tree, prefix: str) -> None:
 def _put(key: str, value: Any, recipe: Tree, placement: Tree) -> None:
     key = key.removeprefix("placement.").removeprefix("recipe.")
     table, dot, inner = key.partition(".")
-    if dot and table in _TABLES and "." not in inner:
-        known = _TABLES[table]
-        if known is not None and inner not in known:
+    if dot and table in (*_OWNERS, _OPEN) and "." not in inner:
+        if table != _OPEN and inner not in _OWNERS[table].__struct_fields__:
             raise InputError(_unknown(key))
         (placement if table in _PLACEMENT_KEYS else recipe).setdefault(table, {})[inner] = value
-    elif key in _TABLES:
-        raise InputError(f"{key}={value}: state its parts, for example {key}.{_EXAMPLES[key]}")
+    elif key in (*_OWNERS, _OPEN):
+        part = "NAME" if key == _OPEN else _OWNERS[key].__struct_fields__[0]
+        raise InputError(f"{key}={value}: state its parts, for example {key}.{part}=…")
     elif key == "hosts":
         match = re.fullmatch(r"emulated:(\d+)", value) if isinstance(value, str) else None
         placement |= {"hosts": int(match[1]) if match else value, "emulated": match is not None}
@@ -267,11 +260,7 @@ def reword(message: str, tree: Tree) -> str:
 
 def _choices(key: str) -> list[str]:
     """The values a Literal key takes, from the struct that owns it."""
-    table = key.partition(".")[0]
+    table, _, inner = key.rpartition(".")
     owner = _OWNERS.get(table) or (Recipe if key in _RECIPE_KEYS else Placement)
-    hint = msgspec.inspect.type_info(owner)
-    assert isinstance(hint, msgspec.inspect.StructType)
-    for field in hint.fields:
-        if field.name == key.rpartition(".")[2] and isinstance(field.type, msgspec.inspect.LiteralType):
-            return [str(value) for value in field.type.values]
-    return []
+    hints = [field.type for field in msgspec.structs.fields(owner) if field.name == inner]
+    return sorted(value for hint in hints if get_origin(hint) is Literal for value in get_args(hint))

@@ -14,7 +14,8 @@ Seconds = Annotated[float, Meta(ge=0, lt=1e12)]
 Moment = Annotated[float, Meta(ge=0, lt=1e11)]
 """Seconds since 1970; beyond this no calendar goes."""
 Share = Annotated[float, Meta(ge=0, le=1)]
-Number = Annotated[float, Meta(gt=-1e300, lt=1e300)]
+Number = Annotated[float, Meta(gt=-1e100, lt=1e100)]
+"""Beyond what any number here can be, and small enough that squares and sums of many are still numbers."""
 Pid = Annotated[int, Meta(ge=1, lt=1 << 31)]
 Rank = Annotated[int, Meta(ge=0, lt=1 << 20)]
 State = Literal["planned", "starting", "running", "done", "failed", "stalled", "cancelled"]
@@ -74,14 +75,9 @@ class Agent(TypedDict, total=False):
     failures: list[Exit]
 
 
-class Epoch(TypedDict, total=False):
-    """A line of epochs.jsonl, over all ranks or of one."""
+class Results(TypedDict, total=False):
+    """What an epoch or a run came to, and the time that it took."""
 
-    epoch: Required[Count]
-    rank: Rank | None
-    step: Count | None
-    steps: Count | None
-    samples: Count | None
     train_loss: Number | None
     train_accuracy: Share | None
     test_loss: Number | None
@@ -94,6 +90,16 @@ class Epoch(TypedDict, total=False):
     eval_seconds: Seconds | None
     logging_seconds: Seconds | None
     images_per_second: Number | None
+
+
+class Epoch(Results, total=False):
+    """A line of epochs.jsonl, over all ranks or of one."""
+
+    epoch: Required[Count]
+    rank: Rank | None
+    step: Count | None
+    steps: Count | None
+    samples: Count | None
     time: Moment | None
 
 
@@ -109,29 +115,17 @@ class Numbers(TypedDict, total=False):
     loss_scale: Number | None
 
 
-class Summary(TypedDict, total=False):
+class Summary(Results, total=False):
     """summary.json of a run."""
 
-    train_seconds: Seconds | None
     epochs: Count | None
     steps: Count | None
     stopped_by: str | None
     best_epoch: Count | None
     train_images: Count | None
-    train_cpu_seconds: Seconds | None
-    eval_seconds: Seconds | None
-    logging_seconds: Seconds | None
     checkpoint_seconds: Seconds | None
     compile_seconds: Seconds | None
     fit_seconds: Seconds | None
-    images_per_second: Number | None
-    train_loss: Number | None
-    train_accuracy: Share | None
-    test_loss: Number | None
-    test_accuracy: Share | None
-    int8_loss: Number | None
-    int8_accuracy: Share | None
-    test_samples: Count | None
     numbers: Numbers | None
     memory_growth_bytes: list[Count | None]
     weights_sha256: str | None
@@ -163,6 +157,7 @@ class Environment(TypedDict, total=False):
     system: str | None
     cpu: str | None
     cores_usable: Count | None
+    cpu_quota: Number | None
     cores_machine: Count | None
     memory_bytes: Number | None
     load_1min: Number | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 # Terminal escapes, other control characters, half characters (bytes that are not UTF-8), and marks that turn the direction of what follows.
@@ -22,6 +23,17 @@ def is_text(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def last_line(text: str) -> str:
+    """The last line that says something; "" where none does."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+def some(names: Sequence[str], most: int = 2) -> str:
+    """'a', 'b' and 3 more."""
+    shown = ", ".join(f"'{name}'" for name in names[:most])
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def finite(value: Any) -> Any:

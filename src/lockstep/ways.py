@@ -12,7 +12,7 @@ from msgspec import Meta
 from lockstep.reading import Damaged, read_shape
 from lockstep.recipe import Positive, PositiveFloat
 from lockstep.run import Run
-from lockstep.shapes import Count
+from lockstep.shapes import Count, Number
 
 # Where the ways measured for a run are kept, within its folder.
 BESIDE = "explain/ways"
@@ -48,11 +48,11 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     """In one round."""
     rounds: Rounds
     """Seconds of a step (mean of the round's steps), by round and rank."""
-    phases: list[dict[str, float]]
+    phases: list[dict[str, Number]]
     """Mean seconds of each phase, by rank; `waiting` is the part of exchange beyond that of the rank that waited least."""
-    exchange: list[float] = []
+    exchange: list[Number] = []
     """Seconds of a step in each round, the mean over ranks."""
-    waiting: list[float] = []
+    waiting: list[Number] = []
 
     @property
     def by_round(self) -> list[float]:
@@ -67,6 +67,10 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     def beyond(self, other: Way) -> list[float]:
         """By how many seconds a step takes longer than one of `other`, round by round."""
         return [mine - theirs for mine, theirs in zip(self.by_round, other.by_round, strict=True)]
+
+
+# What readers ask for in `phases`.
+_TOLD = {"data", "forward", "backward", "exchange", "optimizer", "waiting", "other", "total"}
 
 
 class _Ways(msgspec.Struct):
@@ -86,6 +90,8 @@ def check(folder: Path) -> dict[str, Way]:
     content = read_shape(folder / FILE, _Ways)
     if content is None or Run(folder).recorded_status()["state"] != "done":
         return {}
+    if any(not way.phases or any(_TOLD - phases.keys() for phases in way.phases) for way in content.ways):
+        raise Damaged(f"{FILE}: a way lacks some of the phases of a step")
     if len({len(way.rounds) for way in content.ways}) > 1:
         raise Damaged(f"{FILE}: its ways have different numbers of rounds")
     return {way.name: way for way in content.ways}

@@ -12,23 +12,30 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lockstep.backends.ranks import Rank, detect
 from lockstep.errors import InputError, LockstepError, RunFailed
+from lockstep.machine import facts, trial
 from lockstep.measure.recorder import write_failure
-from lockstep.parallel.ranks import Rank, detect
 from lockstep.process import die_with_parent, end_now, import_torch, pin, redirect_output
-from lockstep.run import FolderError, Run, Spec, folder_problem, write_atomic
+from lockstep.recipe import Recipe
+from lockstep.resolve.checks import check_number_formats
+from lockstep.run import KERNELS, KERNELS_OF_RUN, FolderError, Run, Spec, folder_problem, write_atomic
 
 if TYPE_CHECKING:
-    import torch
+    from lockstep.training.context import Context
 
 
 def work(run: Run, spec: Spec, rank: Rank) -> None:
     """Data, model, strategy, training, results."""
+    os.environ[KERNELS_OF_RUN] = str(run.folder / KERNELS)
+    if spec.placement.launcher == "slurm" and spec.placement.device == "cpu":
+        _ask_this_node(spec.recipe)
     import_torch()
     import torch
 
+    from lockstep.backends import group
     from lockstep.measure.environment import fingerprint
-    from lockstep.parallel import group
+    from lockstep.training.context import Context
 
     placement = spec.placement
     assert placement.threads is not None
@@ -38,46 +45,45 @@ def work(run: Run, spec: Spec, rank: Rank) -> None:
         torch.cuda.set_device(device)
     if rank.is_first:
         write_atomic(run.folder / "environment.json", fingerprint(device))
+    context = Context(run, spec, rank, device)
     if spec.options.script:
-        from lockstep.own_loop.start import run_script
+        from lockstep.training.start import run_script
 
-        run_script(run, spec, rank)
+        run_script(context)
         return
-    _train(run, spec, rank, device)
+    _train(context)
     group.leave()
     if rank.is_first and placement.launcher == "slurm":
         return  # it holds the meeting point: a server that leaves before its clients blocks its port for a minute
     end_now(0)
 
 
-def _train(run: Run, spec: Spec, rank: Rank, device: torch.device) -> None:
-    """What is made here is gone at the end: DDP's reducer must not outlive the group."""
-    from lockstep.parallel import group
-    from lockstep.training import capture
-    from lockstep.training.assemble import assemble
-    from lockstep.training.state import whole_state
+def _ask_this_node(recipe: Recipe) -> None:
+    """A node of a cluster is not the machine that submitted, so it is tried itself, once for all jobs. It refuses what it cannot compute, and
+    gets its own cap, which torch reads when it is imported."""
+    with suppress(trial.NotKnown):  # that is an error only for a format that has to be known
+        facts.get()
+    os.environ.update(facts.rank_environment())
+    check_number_formats(recipe)
 
-    if spec.options.probe:
+
+def _train(context: Context) -> None:
+    """What is made here is gone at the end: DDP's reducer must not outlive the group."""
+    run, rank, options = context.run, context.rank, context.options
+    if options.probe:
         from lockstep.training import probe
 
-        probe.measure(run, spec, rank, device)
+        probe.measure(run, context.spec, rank, context.device)
         return
-    made = assemble(run, spec, rank, device)
+    from lockstep.training.assemble import assemble
+
+    trainer = assemble(context)
+    if options.turns:
+        trainer.race()
+    else:
+        trainer.fit()
     if rank.is_first:
-        watcher = {k: v for k, v in run.recorded_status().items() if k in ("supervisor_pid", "host", "job", "cores")}
-        run.write_status("running", **watcher)
-    summary = {**made.trainer.fit(), "compile_seconds": made.compile_seconds}
-    state = whole_state(made.model)
-
-    def write_results() -> None:
-        if spec.options.save_model:
-            capture.weights(run, state)
-        write_atomic(run.folder / "summary.json", summary)
-        # Done it is, and its results are worth nothing: whoever reads the status reads both.
-        lost = summary["not_finite"]
-        run.write_status("done", **({"cause": f"it ended with {lost}"} if lost else {}))
-
-    group.first_alone(write_results)
+        run.write_done()
 
 
 def main() -> None:
@@ -103,9 +109,10 @@ def main() -> None:
 
 def _fail(run: Run, rank: Rank, error: BaseException) -> None:
     """Leave an account for the supervisor, then end at once: a rank that waits for a dead peer would hang."""
-    from lockstep.parallel.group import exit_now, is_peer_loss, message_of
+    from lockstep.backends.group import exit_now, is_peer_loss, message_of
+    from lockstep.measure.records import steps_taken
 
-    step = _last_step(run.rank_folder(rank.rank))
+    step = steps_taken(run.rank_folder(rank.rank))
     kind, message, code = type(error).__name__, message_of(error), RunFailed.exit_code
     lost = _folder_lost(run, error)
     if lost is not None:
@@ -134,12 +141,6 @@ def _folder_lost(run: Run, error: BaseException) -> FolderError | None:
     if isinstance(error, OSError) or "inline_container" in str(error):
         return folder_problem(run.folder)
     return None
-
-
-def _last_step(folder: Path) -> int:
-    from lockstep.measure.records import read_steps
-
-    return len(read_steps(folder / "steps.bin"))
 
 
 if __name__ == "__main__":

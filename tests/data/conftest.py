@@ -9,9 +9,9 @@ from pathlib import Path
 import datahelp
 import pytest
 
-from lockstep.data import catalog, gather
+from lockstep.data import catalog, collect
 from lockstep.data.catalog import Entry
-from lockstep.data.fetch import Patience
+from lockstep.data.download import RetryPolicy
 
 ORDINARY = dict(os.environ)
 
@@ -31,7 +31,7 @@ def cache(tmp_path: Path) -> Path:
 def _own_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCKSTEP_DATA", str(cache))
     monkeypatch.delenv("LOCKSTEP_OFFLINE", raising=False)
-    monkeypatch.setattr(gather, "PATIENCE", Patience(attempts=3, backoff=0.02, timeout=5))
+    monkeypatch.setattr(collect, "RETRY_POLICY", RetryPolicy(attempts=3, backoff=0.02, timeout=5))
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
 

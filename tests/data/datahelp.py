@@ -261,8 +261,7 @@ class Web:
 
 
 def environment(cache: Path, **extra: str) -> dict[str, str]:
-    # Test runners set COLUMNS; what is printed into a pipe must not depend on it.
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("LOCKSTEP_") and key != "COLUMNS"}
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("LOCKSTEP_")}
     return {**kept, "LOCKSTEP_DATA": str(cache), **extra}
 
 

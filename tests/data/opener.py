@@ -14,13 +14,13 @@ from typing import Any
 
 import datahelp
 
-from lockstep.data import catalog, gather, open_data, resident, store
-from lockstep.data.fetch import Patience
+from lockstep.data import catalog, collect, open_data, resident, store
+from lockstep.data.download import RetryPolicy
 
 mirror, count_file = sys.argv[1], Path(sys.argv[2])
 trick = sys.argv[3] if len(sys.argv) > 3 else ""
 catalog.CATALOG["mini"] = datahelp.mini((mirror,))[0]
-gather.PATIENCE = Patience(attempts=3, backoff=0.05, timeout=10)
+collect.RETRY_POLICY = RetryPolicy(attempts=3, backoff=0.05, timeout=10)
 decode, write, replace = store.to_arrays, resident.write, Path.replace
 
 

@@ -92,7 +92,7 @@ def test_a_finished_cache_is_opened_without_writing_a_thing(
     for folder in (".locks", ".tmp", ".downloads"):
         shutil.rmtree(cache / folder)
     before = sorted(cache.rglob("*"))
-    monkeypatch.setattr(store, "hold", None)  # taking the lock would fail
+    monkeypatch.setattr(store, "locked", None)  # taking the lock would fail
     assert len(open_data("mini").train_images) == 40
     assert sorted(cache.rglob("*")) == before
 

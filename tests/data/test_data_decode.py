@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from lockstep.data import decode
 from lockstep.data.catalog import MNIST, Part
 from lockstep.data.decode import Rejected
-from lockstep.data.places import Gathered, from_folder
-from lockstep.data.relay import parts_of
+from lockstep.data.encode import parts_of
+from lockstep.data.sources import Collected, from_folder
 from lockstep.data.unpickle import load_batch, load_plain
 
 FEW = settings(max_examples=25, deadline=None)
@@ -45,9 +45,9 @@ def test_idx_equals_a_reader_of_single_samples(
 ) -> None:
     files = h.idx_files(train, test, (height, width), 10, seed)
     entry = h.idx_entry(files, train, test, (height, width))
-    gathered = Gathered(entry)
-    assert from_folder(gathered, h.lay_out(tmp_path_factory.mktemp("idx"), files, gz), "here") == []
-    arrays = decode.to_arrays(entry, gathered.contents)
+    collected = Collected(entry)
+    assert from_folder(collected, h.lay_out(tmp_path_factory.mktemp("idx"), files, gz), "here") == []
+    arrays = decode.to_arrays(entry, collected.contents)
     for split, prefix, count in (("train", "train", train), ("test", "t10k", test)):
         images, labels = arrays[f"{split}-images"], arrays[f"{split}-labels"]
         assert images.shape == (count, 1, height, width)
@@ -74,9 +74,9 @@ def test_cifar_equals_a_reader_of_single_samples(
     entry = h.cifar_entry(batches, test, shape=SHAPE)
     root = tmp_path_factory.mktemp("cifar")
     _lay_out_cifar(root, dict(zip([part.name for part in entry.parts], [*batches, test], strict=True)), form)
-    gathered = Gathered(entry)
-    assert from_folder(gathered, root, "here") == []
-    arrays = decode.to_arrays(entry, gathered.contents)
+    collected = Collected(entry)
+    assert from_folder(collected, root, "here") == []
+    arrays = decode.to_arrays(entry, collected.contents)
     index = 0
     for batch, count in zip(batches, counts, strict=False):
         for row in range(count):
@@ -242,6 +242,7 @@ def test_gzip_with_several_members_and_padding_is_read() -> None:
         (b"\0\0\x08\x03\0\0", "header is cut"),
         (h.idx((3,), b"ab"), "promises 3 values, the file has 2"),
         (h.idx((2,), b"abc"), "promises 2 values, the file has 3"),
+        (h.idx((2**31, 0, 2**32 - 1, 2**31), b""), "no array has the shape 2147483648 x 0 x"),
         (h.idx((2**32 - 1, 2**32 - 1), b"abc"), "promises"),
     ],
 )

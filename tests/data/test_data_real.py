@@ -67,8 +67,8 @@ def test_fashion_mnist(fashion: DataSet) -> None:
 def test_the_two_are_told_apart(mnist: DataSet, tmp_path_factory: pytest.TempPathFactory) -> None:
     """MNIST's own files offered as Fashion-MNIST: same names, same sizes, other content."""
     from lockstep.data.catalog import FASHION, MNIST
-    from lockstep.data.places import Gathered, from_folder
-    from lockstep.data.relay import parts_of
+    from lockstep.data.encode import parts_of
+    from lockstep.data.sources import Collected, from_folder
 
     arrays = {
         "train-images": mnist.train_images,
@@ -78,6 +78,6 @@ def test_the_two_are_told_apart(mnist: DataSet, tmp_path_factory: pytest.TempPat
     }
     files = {part.name: content for part, content in parts_of(MNIST, arrays)}
     root = h.lay_out(tmp_path_factory.mktemp("root"), files)
-    assert from_folder(Gathered(MNIST), root, "here") == []
-    bad = from_folder(Gathered(FASHION), root, "here")
+    assert from_folder(Collected(MNIST), root, "here") == []
+    bad = from_folder(Collected(FASHION), root, "here")
     assert {reason for _, reason in bad} == {"this is the file of mnist, not the one asked for"}

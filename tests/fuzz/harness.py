@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from lockstep import cli
+from lockstep.cli import commands as cli
 from lockstep.errors import LockstepError, RunCancelled
 
 # All targets together; `make fuzz` sets more. The share of each target is in SHARES.

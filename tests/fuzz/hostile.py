@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 from hypothesis import strategies as st
 
-from lockstep.cli import cli
+from lockstep.cli.commands import cli
 from lockstep.settings import all_keys
 
 NUMBERS = [

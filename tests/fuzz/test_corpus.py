@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import random
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,10 @@ import folders
 import pytest
 from harness import CODES_SEEN, command
 
+from lockstep.data import decode
+from lockstep.data.catalog import MNIST, Part
 from lockstep.errors import InputError
+from lockstep.measure.events import scalars
 from lockstep.measure.records import ROW
 from lockstep.settings import as_toml, load
 
@@ -41,6 +46,7 @@ REFUSED = [
     ["run", f"{LONG}.toml"],
     ["run", "/dev/zero.toml"],
     ["show", LONG],
+    ["dashboard", "--runs", LONG],
     ["explain", LONG],
     ["compare", LONG, "x" * 5000],
     ["report", LONG],
@@ -179,12 +185,24 @@ def test_a_damaged_file_of_a_rank_is_named_and_left_out(
     assert f"ranks/0001/{name}" in (tmp_path / "r.md").read_text()
 
 
+@pytest.mark.parametrize("lost", ["everything", "phases", "exchange", "size"])
 def test_damaged_measurements_beside_a_run_are_named_and_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     run = folders.run_folder(tmp_path / "runs", "broken", "two")
-    (run.folder / "explain/ways/ways.json").write_text('{"ways": [{}]}')
+    file = run.folder / "explain/ways/ways.json"
+    ways = json.loads(file.read_text())["ways"]
+    for way in ways:
+        if lost == "everything":
+            way.clear()
+        elif lost == "phases":
+            way["phases"] = []
+        elif lost == "size":  # two of them are more than a float can hold
+            way["phases"] = [dict.fromkeys(phases, 1.7e308) for phases in way["phases"]]
+        else:
+            del way["phases"][0][lost]
+    file.write_text(json.dumps({"ways": ways}))
     runs = ("--runs", str(tmp_path / "runs"))
     for words in (["show", "broken"], ["explain", "broken"]):
         assert "explain/ways/ways.json" in command(*words, *runs)
@@ -236,3 +254,22 @@ def test_run_folders_of_version_0_1_are_read(tmp_path: Path) -> None:
     assert CODES_SEEN[1] == 0
     command("report", "old", "-o", str(tmp_path / "old.md"), "--runs", str(root))
     command("explain", "old", "--runs", str(root))
+
+
+@pytest.mark.parametrize("part", MNIST.parts, ids=lambda part: part.name)
+def test_a_small_gzip_file_is_refused_in_little_memory(part: Part) -> None:
+    """It unpacks to far more than the part; what is unpacked of it was held twice."""
+    data = gzip.compress(b"\0" * (1 << 26))
+    tracemalloc.start()
+    try:
+        with pytest.raises(decode.Rejected, match="too long"):
+            decode.plain(data, part, "idx")
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 1.25 * part.size + (8 << 20), f"{most / 1e6:.0f} MB"
+
+
+def test_a_loss_beyond_single_precision_is_infinite_in_tensorboard() -> None:
+    for loss, single in ((1e60, b"\x00\x00\x80\x7f"), (-1e60, b"\x00\x00\x80\xff")):
+        assert scalars({"loss": loss}).endswith(single)

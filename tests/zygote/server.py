@@ -37,7 +37,6 @@ PRELOADED = (
     "lockstep.cli.run",
     "lockstep.measure.environment",
     "lockstep.training.assemble",
-    "lockstep.training.capture",
 )
 
 

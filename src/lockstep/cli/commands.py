@@ -21,31 +21,29 @@ import click
 from lockstep.errors import InputError, LockstepError, RunCancelled
 from lockstep.text import is_text, printable
 
-# In the order of work. Each command lives in a module of its own: name -> (module, one-line help).
-COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("lockstep.cli.demo", "Train the published MNIST net with one process and with two ranks; compare."),
-    "doctor": ("lockstep.cli.doctor", "Say what this machine can do, what is missing and how to get it."),
-    "data": ("lockstep.cli.data", "List, fetch, verify and look at data sets."),
-    "models": ("lockstep.cli.models", "List the models with parameters, FLOPs and input shape."),
-    "recipes": ("lockstep.cli.recipes", "List the published recipes, or print one."),
-    "comms": ("lockstep.cli.comms", "Measure every collective on every backend; see which backend can do what."),
-    "run": ("lockstep.cli.run", "Train a recipe on a placement; a run folder comes out."),
-    "runs": ("lockstep.cli.runs", "List the runs."),
-    "show": ("lockstep.cli.show", "Show one run: results, where the time went, every rank."),
-    "verify": ("lockstep.cli.verify", "Prove that N ranks compute the same as one process."),
-    "study": ("lockstep.cli.study", "Vary factors, repeat every cell in turns, compare."),
-    "compare": ("lockstep.cli.compare", "Compare runs, or the cells of a study."),
-    "explain": ("lockstep.cli.explain", "Say where the time of a run or study went, and what to do next."),
-    "predict": ("lockstep.cli.predict", "Predict what more ranks, another batch or another link would give."),
-    "report": ("lockstep.cli.report", "Make one page of runs or studies: findings, curves, tables."),
-    "dashboard": ("lockstep.cli.dashboard", "Watch runs and studies in the browser, live."),
-    "quantize": (
-        "lockstep.cli.quantize",
-        "Turn a finished run's model into 8-bit integers; test, write and measure it.",
-    ),
-    "kernels": ("lockstep.cli.kernels", "Measure the fused convolution kernels against PyTorch's own."),
-    "export": ("lockstep.cli.export", "Write runs for other tools: CSV, JSON, Parquet, MLflow, TensorBoard, Perfetto."),
-    "completion": ("lockstep.cli.completion", "Print the shell completion script."),
+# In the order of work: name and one-line help. Each command is `command` in the module of its name.
+COMMANDS = {
+    "demo": "Train the published MNIST net with one process and with two ranks; compare.",
+    "doctor": "Say what this machine can do, what is missing and how to get it.",
+    "data": "List, fetch, verify and look at data sets.",
+    "models": "List the models with parameters, FLOPs and input shape.",
+    "recipes": "List the published recipes, or print one.",
+    "comms": "Measure every collective on every backend; see which backend can do what.",
+    "run": "Train a recipe on a placement; a run folder comes out.",
+    "runs": "List the runs.",
+    "show": "Show one run: results, where the time went, every rank.",
+    "verify": "Prove that N ranks compute the same as one process.",
+    "race": "Find out which of several placements is fastest, in turns.",
+    "study": "Vary factors, repeat every cell in turns, compare.",
+    "compare": "Compare runs, or the cells of a study.",
+    "explain": "Say where the time of a run or study went, and what to do next.",
+    "predict": "Predict what more ranks, another batch or another link would give.",
+    "report": "Make one page of runs or studies: findings, curves, tables.",
+    "dashboard": "Watch runs and studies in the browser, live.",
+    "quantize": "Turn a finished run's model into 8-bit integers; test, write and measure it.",
+    "kernels": "Measure the fused convolution kernels against PyTorch's own.",
+    "export": "Write runs for other tools: CSV, JSON, Parquet, MLflow, TensorBoard, Perfetto.",
+    "completion": "Print the shell completion script.",
 }
 
 EPILOG = """\b
@@ -69,8 +67,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(COMMANDS[cmd_name][0])
-        command: click.Command = module.command
+        command: click.Command = importlib.import_module(f"lockstep.cli.{cmd_name}").command
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
@@ -82,10 +79,12 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+            formatter.write_dl(list(COMMANDS.items()))
 
 
-@click.group(cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "show_default": True}
+)
 @click.version_option(package_name="lockstep", prog_name="lockstep")
 def cli() -> None:
     """A lab bench for data-parallel training on PyTorch.
@@ -135,6 +134,11 @@ def call(words: Sequence[str]) -> int:
         _say(f"lockstep: {error}")
         code = error.exit_code
     except (KeyboardInterrupt, click.Abort):
+        _say("lockstep: stopped")
+        code = RunCancelled.exit_code
+    except RuntimeError as error:
+        if not isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11 wraps what is raised while a class is made
+            raise
         _say("lockstep: stopped")
         code = RunCancelled.exit_code
     except BrokenPipeError:

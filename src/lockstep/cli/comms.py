@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
-from lockstep.cli.numbers import real, whole
-from lockstep.cli.output import console, json_option, note, print_json, print_table, styled
+from lockstep.cli.options import json_option, real, whole
+from lockstep.cli.output import console, note, print_json, print_table, styled
+from lockstep.cli.progress import StatusLine
+from lockstep.errors import InputError, RunFailed
+from lockstep.run import write_atomic
 
 if TYPE_CHECKING:
-    from lockstep.comms.cells import Cell, Fitted
+    from lockstep.backends.costs.cells import Cell, Fitted
     from lockstep.comms.measure import Settings
 
 EPILOG = """\b
@@ -35,7 +37,7 @@ Exit codes: 0 measured, 2 wrong input, 3 a result was WRONG or nothing could be 
 @click.option(
     "--backend", "backends", multiple=True, help="Only this backend; may be repeated. Unstated: all there are."
 )
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto")
 @click.option("--collective", "collectives", multiple=True, help="Only this collective; may be repeated.")
 @click.option("--max-bytes", type=whole(1), help="Largest message. Unstated: 64 MiB.")
 @click.option("--quick", is_flag=True, help="Four sizes up to 1 MiB and short rounds: seconds instead of minutes.")
@@ -44,7 +46,6 @@ Exit codes: 0 measured, 2 wrong input, 3 a result was WRONG or nothing could be 
     "--cell-limit",
     type=real(0.1),
     default=20.0,
-    show_default=True,
     help="Seconds until a cell counts as hanging.",
 )
 @click.option(
@@ -76,10 +77,10 @@ def command(
     Latency with its spread, algorithm and bus bandwidth as nccl-tests defines them, and a fitted line; every result is
     checked. The measurements are kept for this machine, and backend=auto chooses by them.
     """
+    from lockstep.backends.costs.plan import BACKENDS, COLLECTIVES, LARGEST, sizes
     from lockstep.comms import asked
-    from lockstep.comms.plan import BACKENDS, COLLECTIVES, LARGEST, sizes
     from lockstep.comms.workplace import workplace
-    from lockstep.resolve import cuda_present
+    from lockstep.machine.cuda import cuda_present
 
     asked.known("--backend", backends, BACKENDS)
     asked.known("--collective", collectives, COLLECTIVES)
@@ -113,16 +114,14 @@ def command(
 
 
 def _measure(settings: Settings, left_out: dict[str, str], folder: Path, plot: Path | None, as_json: bool) -> None:
-    import msgspec
 
-    from lockstep.comms import choose, store
-    from lockstep.comms.cells import lines
+    from lockstep.backends.costs import choose, store
+    from lockstep.backends.costs.cells import lines
+    from lockstep.backends.costs.plan import MNIST_GRADIENTS, OWN
     from lockstep.comms.measure import measure
-    from lockstep.comms.plan import MNIST_GRADIENTS, OWN
-    from lockstep.errors import RunFailed
-    from lockstep.run import write_atomic
 
-    cells = measure(settings, folder, Progress())
+    with StatusLine() as line:
+        cells = measure(settings, folder, line.show)
     fitted = lines(cells)
     document: dict[str, Any] = {
         "machine": store.machine(),
@@ -154,7 +153,9 @@ def _measure(settings: Settings, left_out: dict[str, str], folder: Path, plot: P
 
 
 def _print(cells: list[Cell], fitted: list[Fitted], document: dict[str, Any]) -> None:
-    from lockstep.comms import chart, report
+    from lockstep.comms import report
+    from lockstep.report.characters import curves
+    from lockstep.report.exchange import latency
 
     out = console()
     for collective, ranks in dict.fromkeys((cell.collective, cell.ranks) for cell in cells):
@@ -166,23 +167,21 @@ def _print(cells: list[Cell], fitted: list[Fitted], document: dict[str, Any]) ->
         print_table(report.LINE_HEADERS, [report.line_row(line) for line in fitted], right=report.LINE_RIGHT)
     for ranks in dict.fromkeys(cell.ranks for cell in cells):
         name = next((cell.collective for cell in cells if cell.state == "ok" and cell.message_bytes), None)
-        points = chart.series(cells, name, ranks) if name else {}
-        if points:
-            out.print(chart.terminal(points, f"{name}, {ranks} ranks, median"), soft_wrap=True)
+        here = [cell for cell in cells if cell.ranks == ranks]
+        for chart in latency(here, name, f"{name}, {ranks} ranks, median") if name else []:
+            if drawn := curves(chart):
+                out.print(drawn, soft_wrap=True)
     for choice in document["choices"]:
         out.print(f"backend=auto → {choice['why']}", soft_wrap=True)
 
 
 def _capabilities(ranks: int, backends: list[str], limit_s: float, folder: Path, as_json: bool) -> None:
-    import msgspec
 
-    from lockstep.comms import capabilities, report, store
-    from lockstep.errors import RunFailed
-    from lockstep.run import write_atomic
+    from lockstep.backends.costs import store
+    from lockstep.comms import capabilities, report
 
-    progress = Progress()
-    answers = capabilities.try_all(ranks, folder, limit_s, progress, backends)
-    progress.clear()
+    with StatusLine() as line:
+        answers = capabilities.try_all(ranks, folder, limit_s, line.show, backends)
     document = {"machine": store.machine(), "ranks": ranks, "answers": msgspec.to_builtins(answers)}
     write_atomic(folder / "capabilities.json", document)
     if as_json:
@@ -203,7 +202,7 @@ def _capabilities(ranks: int, backends: list[str], limit_s: float, folder: Path,
 
 def _keep(cells: list[Cell]) -> str | None:
     """Where the cells went for backend=auto; a cache that cannot be written is a remark, not a failure."""
-    from lockstep.comms import store
+    from lockstep.backends.costs import store
 
     if not cells:
         return None
@@ -215,38 +214,22 @@ def _keep(cells: list[Cell]) -> str | None:
 
 
 def _write_plot(cells: list[Cell], settings: Settings, plot: Path) -> None:
-    from lockstep.comms import chart, store
-    from lockstep.errors import InputError
+    from lockstep.backends.costs import store
+    from lockstep.report.exchange import latency
+    from lockstep.report.vega.files import panels
 
     titles = [(name, ranks) for ranks in settings.ranks for name in settings.collectives if name != "barrier"]
-    panels = [(f"{name}, {ranks} ranks", chart.series(cells, name, ranks)) for name, ranks in titles]
+    drawn = [
+        chart
+        for name, ranks in titles
+        for chart in latency([cell for cell in cells if cell.ranks == ranks], name, f"{name}, {ranks} ranks")
+    ]
     seen = store.machine()
     caption = f"median time of a call over message size; {seen['cpu']}, {seen['cores']} cores, torch {seen['torch']}"
-    drawn = [(title, points) for title, points in panels if points]
     if not drawn:
         note(f"{plot} is not written: there is no time to draw")
         return
     try:
-        plot.write_text(chart.svg(drawn, caption), encoding="utf-8")
+        plot.write_text(panels(drawn, caption), encoding="utf-8")
     except OSError as error:
         raise InputError(f"--plot {plot}: {error.strerror}") from None
-
-
-class Progress:
-    """Where the measurement is: in place on a terminal, every ten seconds in a log; always on stderr."""
-
-    def __init__(self) -> None:
-        self._next = 0.0
-        self._tty = sys.stderr.isatty()
-
-    def __call__(self, text: str) -> None:
-        if self._tty:
-            sys.stderr.write("\r\x1b[2K" + text[: shutil.get_terminal_size().columns - 1])
-            sys.stderr.flush()
-        elif time.monotonic() >= self._next:
-            self._next = time.monotonic() + 10.0
-            note(text)
-
-    def clear(self) -> None:
-        if self._tty:
-            sys.stderr.write("\r\x1b[2K")

@@ -18,7 +18,7 @@ def command(shell: str) -> None:
     """Print the completion script of a shell."""
     from click.shell_completion import get_completion_class
 
-    from lockstep.cli import cli
+    from lockstep.cli.commands import cli
 
     kind = get_completion_class(shell)
     assert kind is not None

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lockstep.cli.output import json_option, note, print_json
-from lockstep.cli.run import runs_option
+from lockstep.cli.options import json_option, runs_option
+from lockstep.cli.output import note, print_json
+from lockstep.errors import InputError
+from lockstep.reading import exists
+from lockstep.run import runs_root
 
 if TYPE_CHECKING:
     from lockstep.dashboard.server import Server
@@ -32,27 +35,23 @@ docs/dashboard.md says what is on it.
 
 @click.command("dashboard", epilog=EPILOG)
 @runs_option
-@click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="0: any that is free.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
+@click.option("--port", type=click.IntRange(0, 65535), default=PORT, help="0: any that is free.")
+@click.option("--host", default="127.0.0.1", help="The address to listen at.")
 @click.option("--open/--no-open", "opens", default=True, help="Open the browser, where there is a desktop.")
 @json_option
 def command(runs: Path | None, port: int, host: str, opens: bool, as_json: bool) -> None:
     """Watch runs and studies in the browser: list, live curves, every rank, logs; compare and stop runs."""
     from lockstep.dashboard.server import Server
-    from lockstep.errors import InputError
-    from lockstep.run import runs_root
 
     root = runs_root(runs)
-    if not root.is_dir():
+    if not exists(root) or not root.is_dir():
         raise InputError(
             f"--runs {root}: there is no such folder yet: start a run with 'lockstep run', or name another"
         )
     server = Server(root, host, port)
     _say(server, root, as_json)
-    if opens and has_desktop():
-        import webbrowser
-
-        webbrowser.open(server.address)
+    if opens:
+        open_browser(server.address)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         server.serve()
@@ -74,8 +73,10 @@ def _say(server: Server, root: Path, as_json: bool) -> None:
     sys.stdout.flush()
 
 
-def has_desktop() -> bool:
-    """Somewhere to open a browser; never in CI or over ssh."""
-    if os.environ.get("CI") or os.environ.get("SSH_CONNECTION"):
-        return False
-    return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+def open_browser(address: str) -> None:
+    """Where there is a desktop; never in CI or over ssh."""
+    import webbrowser
+
+    desktop = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if desktop and not os.environ.get("CI") and not os.environ.get("SSH_CONNECTION"):
+        webbrowser.open(address)

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lockstep.cli.output import json_option, note, print_json, print_table
+from lockstep.cli.options import data_root_option, json_option
+from lockstep.cli.output import note, print_json, print_records
 from lockstep.data.catalog import Entry, check_name, find, known_data
 from lockstep.errors import DataError, InputError
+from lockstep.machine.cache import cache_folder
 from lockstep.plugins import is_spec
 
 if TYPE_CHECKING:
@@ -34,12 +36,6 @@ A data set is found in this order: --data-root, the cache (LOCKSTEP_DATA, else
 LOCKSTEP_OFFLINE=1 forbids the last two.
 """
 
-root_option = click.option(
-    "--data-root",
-    type=click.Path(path_type=Path),
-    help="Folder to look into first: published files, archives, or torchvision's layout.",
-)
-
 
 @click.group("data", epilog=EPILOG)
 def command() -> None:
@@ -55,25 +51,25 @@ def list_(as_json: bool) -> None:
         print_json(facts)
         return
     rows = [
-        (
-            fact["name"],
-            f"{fact['train']:,} + {fact['test']:,}",
-            "x".join(map(str, fact["shape"])),
-            str(fact["classes"]),
-            fact["licence"],
-            fact["state"],
-        )
+        {
+            "name": fact["name"],
+            "images": f"{fact['train']:,} + {fact['test']:,}",
+            "shape": "x".join(map(str, fact["shape"])),
+            "classes": str(fact["classes"]),
+            "licence": fact["licence"],
+            "state": fact["state"],
+        }
         for fact in facts
     ]
-    print_table(("name", "images", "shape", "classes", "licence", "state"), rows, right=(1, 3))
+    print_records(rows, right=(1, 3))
 
 
 @command.command(epilog="\b\nExamples:\n  lockstep data fetch mnist\n  lockstep data fetch cifar10 --data-root .")
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
-@root_option
+@data_root_option
 @click.option("--offline", is_flag=True, help="Use no network: data root, cache and system packages only.")
 @json_option
-def fetch(names: tuple[str, ...], data_root: Path | None, offline: bool, as_json: bool) -> None:
+def fetch(names: tuple[str, ...], data_root: str | None, offline: bool, as_json: bool) -> None:
     """Get data sets into the cache and check them.
 
     Every file is checked against its published checksum before it is used.
@@ -117,11 +113,11 @@ def verify(names: tuple[str, ...], as_json: bool) -> None:
 
 @command.command(epilog="\b\nExamples:\n  lockstep data show mnist\n  lockstep data show embedded-color -o grid.png")
 @click.argument("name")
-@click.option("--count", type=click.IntRange(1, 10_000), default=32, show_default=True, help="Images to show.")
-@click.option("--split", type=click.Choice(["train", "test"]), default="test", show_default=True)
+@click.option("--count", type=click.IntRange(1, 10_000), default=32, help="Images to show.")
+@click.option("--split", type=click.Choice(["train", "test"]), default="test")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write a PNG file instead.")
-@root_option
-def show(name: str, count: int, split: str, output: Path | None, data_root: Path | None) -> None:
+@data_root_option
+def show(name: str, count: int, split: str, output: Path | None, data_root: str | None) -> None:
     """Show images in the terminal or as a PNG file.
 
     NAME is a known data set, or your own as package.module:callable or path/to/file.py:callable.
@@ -157,7 +153,6 @@ def _published(name: str) -> Entry:
 
 def _facts(entry: Entry) -> dict[str, Any]:
     from lockstep.data.resident import Meta, inspect
-    from lockstep.machine.cache import cache_folder
 
     folder = cache_folder() / entry.name
     found = inspect(folder)
@@ -182,14 +177,11 @@ def _facts(entry: Entry) -> dict[str, Any]:
 
 def _resized() -> list[Entry]:
     """Embedded sets of other sizes that are in the cache."""
-    from lockstep.machine.cache import cache_folder
-
     return [find(path.name) for path in sorted(cache_folder().glob("embedded*@*+*")) if path.is_dir()]
 
 
 def _cached() -> list[Entry]:
     from lockstep.data.resident import read_meta
-    from lockstep.machine.cache import cache_folder
 
     known = [*known_data(), *_resized()]
     return [entry for entry in known if read_meta(cache_folder() / entry.name) is not None]
@@ -199,7 +191,6 @@ def _damage(entry: Entry) -> list[Damage]:
     """Everything that is wrong with a cached set."""
     from lockstep.data import resident
     from lockstep.data.store import published_damage
-    from lockstep.machine.cache import cache_folder
 
     folder = cache_folder() / entry.name
     found: Resident | Damage | None = resident.open_folder(folder)

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lockstep.cli.output import console, json_option, note, print_json, styled, table
-from lockstep.cli.run import data_root_option, runs_option
+from lockstep.cli.options import data_root_option, json_option, runs_option
+from lockstep.cli.output import console, note, print_json, print_records, styled
+from lockstep.errors import DataError
+from lockstep.run import Options, runs_root
+from lockstep.units import text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,20 +42,20 @@ LOSS_TOLERANCE = 1e-3
 @runs_option
 @data_root_option
 @json_option
-def command(runs: Path | None, data_root: Path | None, as_json: bool) -> None:
+def command(runs: Path | None, data_root: str | None, as_json: bool) -> None:
     """Train the published MNIST net with one process and with two ranks, and compare.
 
     Both compute the same recipe on the same data. A third run gives one process both cores, which is what two
     ranks really compete with.
     """
+    from lockstep.cli.dashboard import open_browser
     from lockstep.cli.progress import ProgressLine
     from lockstep.launch import execute, prepare
-    from lockstep.placement import cores
-    from lockstep.run import Options
+    from lockstep.machine.cores import cores
     from lockstep.settings import load
 
     data = _data_name(data_root)
-    options = Options(data_root=str(data_root.absolute()) if data_root else None)
+    options = Options(data_root=data_root)
     wanted = [("1 process", {"ranks": 1, "threads": 1}), ("2 ranks", {"ranks": 2, "threads": 1})]
     if cores() >= 2:
         wanted.append(("1 process, 2 threads", {"ranks": 1, "threads": 2}))
@@ -62,18 +65,15 @@ def command(runs: Path | None, data_root: Path | None, as_json: bool) -> None:
     for label, placement in wanted:
         recipe, where = load([], [], {**RECIPE, "data": data, **placement})
         run, spec = prepare(recipe, where, options, runs)
-        progress = ProgressLine(label)
         note(f"{label}: {spec.plan.line()}")
-        try:
+        with ProgressLine(label) as progress:
             results.append((label, execute(run, spec, progress=progress)))
-        finally:
-            progress.clear()
     report = {**compare(results), "report": str(_write_page([run for _, run in results], runs))}
     if as_json:
         print_json(report)
     else:
         render(report, data, console())
-        _open_page(Path(report["report"]))
+        open_browser(Path(report["report"]).absolute().as_uri())
 
 
 def _write_page(results: list[Any], runs: Path | None) -> Path:
@@ -81,26 +81,15 @@ def _write_page(results: list[Any], runs: Path | None) -> Path:
     from lockstep.report.document import report
     from lockstep.report.html import page
     from lockstep.report.subject import of_runs
-    from lockstep.run import runs_root
 
     path = runs_root(runs) / "demo.html"
     path.write_text(page(report([of_runs(results)])), encoding="utf-8")
     return path
 
 
-def _open_page(path: Path) -> None:
-    from lockstep.cli.dashboard import has_desktop
-
-    if has_desktop():
-        import webbrowser
-
-        webbrowser.open(path.absolute().as_uri())
-
-
-def _data_name(data_root: Path | None) -> str:
+def _data_name(data_root: str | None) -> str:
     """MNIST where it can be had; else the embedded set, and a word about it."""
     from lockstep.data import open_data
-    from lockstep.errors import DataError
 
     try:
         open_data("mnist", data_root)
@@ -113,57 +102,55 @@ def _data_name(data_root: Path | None) -> str:
 
 def compare(results: list[tuple[str, Any]]) -> dict[str, Any]:
     """The figures of the table and of the three lines below it, all from the run folders."""
-    from lockstep.judge import step_losses
-    from lockstep.measure.phases import phases_line, step_phases
+    from lockstep.measure.phases import phases_line
+    from lockstep.measure.view import view
+    from lockstep.metrics import value
+    from lockstep.verify.records import step_losses
 
     (_, one), (_, two) = results[0], results[1]
     base = one.summary()["train_seconds"]
-    rows = []
-    for label, run in results:
-        summary = run.summary()
-        known = [value for value in summary["memory_growth_bytes"] if value is not None]
-        rows.append(
-            {
-                "placement": label,
-                "seconds": summary["train_seconds"],
-                "speed_up": base / summary["train_seconds"],
-                "images_per_second": summary["images_per_second"],
-                "test_accuracy": summary["test_accuracy"],
-                "memory_bytes": sum(known) if len(known) == len(summary["memory_growth_bytes"]) else None,
-                "run": str(run.folder),
-            }
-        )
+    rows = [
+        {
+            "placement": label,
+            "seconds": run.summary()["train_seconds"],
+            "speed_up": base / run.summary()["train_seconds"],
+            "images_per_second": value(view(run), "images_per_second", None),
+            "test_accuracy": value(view(run), "accuracy", None),
+            "memory_bytes": value(view(run), "memory", None),
+            "run": str(run.folder),
+        }
+        for label, run in results
+    ]
     early = slice(0, 50)
     a, b = step_losses(one)[early], step_losses(two)[early]
-    phases = step_phases(two)
+    phases = view(two).phases()
     assert phases is not None
     return {
         "rows": rows,
         "loss_difference": float(abs(a - b).max() / abs(a).max()),
         "ranks_agree": two.summary()["ranks_agree"],
         "test_samples": two.summary()["test_samples"],
-        "time_line": phases_line(phases),
+        "time_line": f"a step takes {phases_line(phases)}",
     }
 
 
 def render(report: dict[str, Any], data: str, out: Console) -> None:
     """The table and the three lines below it; docs/pictures.py draws the same."""
-    rows = table(
-        [f"mnist-convnet on {data}", "train time", "speed-up", "images/s", "test accuracy", "memory, all ranks"],
-        [
-            [
-                row["placement"],
-                f"{row['seconds']:.1f} s",
-                f"{row['speed_up']:.2f}x",
-                f"{row['images_per_second']:,.0f}",
-                f"{row['test_accuracy']:.2%}",
-                "unknown" if row["memory_bytes"] is None else f"+{row['memory_bytes'] / 1e6:.0f} MB",
-            ]
-            for row in report["rows"]
-        ],
-        right=(1, 2, 3, 4, 5),
-    )
-    out.print(rows)
+    from lockstep.metrics import METRICS
+
+    seconds, rate, accuracy, memory = (METRICS[name] for name in ("seconds", "images_per_second", "accuracy", "memory"))
+    rows = [
+        {
+            f"mnist-convnet on {data}": row["placement"],
+            seconds.label: seconds.text(row["seconds"]),
+            "speed-up": text(row["speed_up"], "times"),
+            rate.heading: rate.text(row["images_per_second"]),
+            accuracy.label: accuracy.text(row["test_accuracy"]),
+            memory.label: memory.text(row["memory_bytes"]),
+        }
+        for row in report["rows"]
+    ]
+    print_records(rows, right=range(1, 6), out=out)
     same = report["loss_difference"] <= LOSS_TOLERANCE and report["ranks_agree"]
     verdict = ("agrees", "green") if same else ("DIFFERS", "red")
     out.print(

@@ -6,15 +6,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
-from lockstep.cli.numbers import real
-from lockstep.cli.output import console, json_option, note, print_json, print_table, styled
-from lockstep.cli.run import runs_option
+from lockstep.cli.options import json_option, real, runs_option
+from lockstep.cli.output import console, note, print_json, styled
+from lockstep.errors import InputError
+from lockstep.reading import Damaged
+from lockstep.run import DAMAGED, Probe, Run, runs_root
 
 if TYPE_CHECKING:
     from lockstep.explain.evidence import Evidence
     from lockstep.explain.finding import Finding
-    from lockstep.run import Run
+    from lockstep.measure.view import RunView
 
 QUESTIONS = (
     "step",
@@ -54,7 +57,7 @@ Findings come with the costliest first. docs/explain.md says how each number com
     "-q", "--question", "questions", multiple=True, type=click.Choice(QUESTIONS), help="Only this one; can be repeated."
 )
 @click.option("--accuracy", "target", type=real(0, 1), help="The accuracy that the recommendation is for, 0 to 1.")
-@click.option("--seconds", default=12.0, show_default=True, type=real(1, 600), help="How long to measure.")
+@click.option("--seconds", default=12.0, type=real(1, 600), help="How long to measure.")
 @runs_option
 @json_option
 def command(
@@ -67,8 +70,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Say where the time of a run or study went, and what to do next."""
-    from lockstep.explain.evidence import Evidence
-    from lockstep.run import Run, runs_root
+    from lockstep.explain.evidence import Evidence, same_task
     from lockstep.study.folder import StudyFolder
 
     root = runs_root(runs)
@@ -77,7 +79,7 @@ def command(
         chosen, peers, cells = _of_study(study)
     else:
         run = Run.find(name, root)
-        chosen, peers, cells = {run.id: run}, _peers(run), {}
+        chosen, peers, cells = {run.id: run}, same_task(run), {}
     for run in chosen.values():
         _check_ended(run)  # before anything is measured: a probe would disturb a run that is under way
     documents = []
@@ -88,48 +90,31 @@ def command(
     if as_json:
         print_json(documents[0] if len(documents) == 1 else documents)
         return
-    for document in documents:
-        _print(document, most=MOST_PER_CELL if study else None)
+    for document, run in zip(documents, chosen.values(), strict=True):
+        _print(document, run, most=MOST_PER_CELL if study else None)
 
 
-def _of_study(study: Any) -> tuple[dict[str, Run], list[Run], dict[str, str]]:
+def _of_study(study: Any) -> tuple[dict[str, Run], list[RunView], dict[str, str]]:
     """One finished run of each cell, by the cell's name; all of the study's runs; and the cells of these."""
-    from lockstep.errors import InputError
-    from lockstep.measure.records import damage
     from lockstep.study.gather import of_study
 
     groups = [group for group in of_study(study, study.read()) if group.done]
     if not groups:
         raise InputError(f"study '{study.name}' has no finished run yet: lockstep study run {study.name}")
     runs = [(group.name, each.run) for group in groups for each in group.done]
-    first = {}
+    first: dict[str, Run] = {}
     for group in groups:
-        whole = [each.run for each in group.done if not damage(each.run)]
+        whole = [each.run for each in group.done if not each.run.rank_damage()]
         if whole:
             first[group.name] = whole[0]
         else:
             note(
-                f"cell '{group.name}' is left out: its run {group.done[0].run.id} is damaged: {damage(group.done[0].run)[0]}"
+                f"cell '{group.name}' is left out: its run {group.done[0].run.id} is damaged: {group.done[0].run.rank_damage()[0]}"
             )
     return first, [run for _, run in runs], {run.id: name for name, run in runs}
 
 
-def _peers(run: Run) -> list[Run]:
-    """Finished runs of the same model and data in the same folder."""
-    from lockstep import index
-    from lockstep.run import Run as Folder
-
-    recipe, root = run.spec().recipe, run.folder.parent
-    rows = [row for row in index.rows(root) if row["state"] == "done"]
-    same = [Folder(root / row["id"]) for row in rows if (row["model"], row["data"]) == (recipe.model, recipe.data)]
-    # The list remembers what a run looked like when it ended; it may have been damaged since.
-    return [peer for peer in same if peer.status()["state"] == "done"]
-
-
 def _check_ended(run: Run) -> None:
-    from lockstep.errors import InputError
-    from lockstep.reading import Damaged
-    from lockstep.run import DAMAGED
 
     status = run.status()
     if status["state"] == DAMAGED:
@@ -144,9 +129,7 @@ def _measure(run: Run, seconds: float, quiet: bool) -> None:
     import shutil
 
     from lockstep.cli.progress import ProbeLine
-    from lockstep.errors import InputError
     from lockstep.probe import measure
-    from lockstep.run import Probe
     from lockstep.ways import BESIDE
 
     spec = run.spec()
@@ -158,23 +141,15 @@ def _measure(run: Run, seconds: float, quiet: bool) -> None:
         note("measuring as a Slurm job of its own")
     folder = run.folder / BESIDE
     shutil.rmtree(folder, ignore_errors=True)
-    line = None if quiet else ProbeLine(f"measuring {run.id}")
-    try:
+    with ProbeLine(f"measuring {run.id}", quiet) as line:
         measure(spec.recipe, spec.placement, folder, Probe(seconds=seconds), spec.options.data_root, line)
-    finally:
-        if line:
-            line.clear()
 
 
 def _document(label: str, evidence: Evidence, questions: tuple[str, ...]) -> dict[str, Any]:
-    import msgspec
-
     from lockstep.explain import ANALYZERS, explain
-    from lockstep.measure.records import damage
-    from lockstep.reading import Damaged
 
     run = evidence.run
-    if damaged := damage(run):
+    if damaged := run.rank_damage():
         raise Damaged(f"{run.id} is damaged and cannot be explained: {'; '.join(damaged)}")
     found: list[Finding] = explain(evidence, questions)
     return {
@@ -187,36 +162,18 @@ def _document(label: str, evidence: Evidence, questions: tuple[str, ...]) -> dic
     }
 
 
-def _print(document: dict[str, Any], most: int | None) -> None:
+def _print(document: dict[str, Any], run: Run, most: int | None) -> None:
+    from lockstep.measure.view import view
+    from lockstep.report import terminal
+    from lockstep.report.run import ranks
+    from lockstep.report.views import Said
+
     out = console()
     out.print(styled((document["label"], "bold"), f"  {document['plan']}"), soft_wrap=True)
-    findings = document["findings"]
-    overview = next((each for each in findings if "ranks" in each["figures"] and each["question"] == "step"), None)
-    if overview and most is None:
-        _print_step(overview)
-    for number, each in enumerate(findings[:most], start=1):
-        cost = f"  {each['cost']:.0%} of the time" if each["cost"] >= 0.005 else ""
-        out.print(
-            styled(f"{number}. ", (each["question"], "cyan"), "  ", (each["verdict"], "bold"), (cost, "dim")),
-            soft_wrap=True,
-        )
-        out.print(f"   why   {each['why']}", soft_wrap=True)
-        if each["next"]:
-            out.print(f"   next  {each['next']}", soft_wrap=True)
-
-
-def _print_step(finding: dict[str, Any]) -> None:
-    """Where a step goes, by rank, and the longest of each."""
-    figures = finding["figures"]
-    names = [name for name in figures["mean_s"] if name != "total"]
-    rows = [
-        [str(rank), *(_us(part[name]) for name in names), _us(part["total"])]
-        for rank, part in enumerate(figures["ranks"])
-    ]
-    if len(rows) > 1:
-        rows.append(["longest", *(_us(figures["max_s"][name]) for name in (*names, "total"))])
-    print_table(["rank", *(f"{name} µs" for name in names), "step µs"], rows, right=range(1, len(names) + 2))
-
-
-def _us(seconds: float) -> str:
-    return f"{seconds * 1e6:,.0f}"
+    table = (
+        ranks(view(run)) if most is None and any(each["question"] == "step" for each in document["findings"]) else None
+    )
+    if table:
+        terminal.draw_table(table, out)
+        out.print()
+    terminal.draw_findings(msgspec.convert(document["findings"][:most], list[Said]), out)

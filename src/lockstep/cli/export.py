@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lockstep.cli.output import note
-from lockstep.cli.run import runs_option
+from lockstep.cli.options import runs_option
+from lockstep.cli.output import check_output, note, writing
+from lockstep.errors import InputError
+from lockstep.run import Run, runs_root
 
 if TYPE_CHECKING:
     from lockstep.export.facts import Chosen
@@ -40,9 +42,7 @@ For its curves alone TensorBoard needs no export: tensorboard --logdir runs
     type=click.Path(path_type=Path),
     help="The file to write; for mlflow, tensorboard and hta, the folder.",
 )
-@click.option(
-    "--what", type=click.Choice(["runs", "epochs", "steps"]), default="runs", show_default=True, help="A row for each …"
-)
+@click.option("--what", type=click.Choice(["runs", "epochs", "steps"]), default="runs", help="A row for each …")
 @click.option(
     "--format",
     "form",
@@ -52,63 +52,42 @@ For its curves alone TensorBoard needs no export: tensorboard --logdir runs
 @runs_option
 def command(names: tuple[str, ...], output: Path, what: str, form: str | None, runs: Path | None) -> None:
     """Write runs, or those of a study, as a table, or as a store that other tools open."""
-    from lockstep.errors import InputError
     from lockstep.export import writers
     from lockstep.export.facts import Chosen
     from lockstep.export.tables import TABLES
-    from lockstep.run import runs_root
     from lockstep.study.folder import StudyFolder
-    from lockstep.study.gather import named, of_study
+    from lockstep.study.gather import of_study
 
-    chosen = form or output.suffix.removeprefix(".")
-    if chosen not in writers.WRITERS and form not in (*FOLDERS, *TIMELINES):
+    table = form or output.suffix.removeprefix(".")
+    if table not in writers.WRITERS and form not in (*FOLDERS, *TIMELINES):
         raise InputError(f"-o {output}: its ending says no format; add --format csv, json or parquet")
-    if not output.absolute().parent.is_dir():
-        raise InputError(f"-o {output}: there is no folder {output.absolute().parent}")
-    if output.exists() and output.is_dir() != (form in FOLDERS):
-        raise InputError(f"-o {output}: is {'a folder' if output.is_dir() else 'a file'} already; name another one")
+    check_output(output, form in FOLDERS)
     found: list[Chosen] = []
     for name in names:
         study = StudyFolder.find(name, runs) if name != "last" else None  # 'last' is the last run, as with show
-        found += (
-            [Chosen(one.run, study.name, cell.name) for cell in of_study(study, study.read()) for one in cell.samples]
-            if study
-            else [Chosen(run) for run in named([name], runs_root(runs))]
-        )
-    if form in TIMELINES:
-        _write_timeline(form, found, output)
-        return
-    if form in FOLDERS:
-        _write_folder(form, found, output)
-        return
-    rows = TABLES[what]([one.run for one in found])
-    writers.WRITERS[chosen](rows, output)
-    note(f"{len(rows)} rows in {output}")
+        if study:
+            cells = of_study(study, study.read())
+            found += [Chosen(one.run, study.name, cell.name) for cell in cells for one in cell.samples]
+        else:
+            found.append(Chosen(Run.find(name, runs_root(runs))))
+    with writing(output):
+        if table in writers.WRITERS:
+            rows = TABLES[what]([one.run for one in found])
+            writers.WRITERS[table](rows, output)
+            note(f"{len(rows)} rows in {output}")
+        else:
+            note(_write_store(table, found, output))
 
 
-def _write_timeline(form: str, found: list[Chosen], output: Path) -> None:
-    from lockstep.errors import InputError
-    from lockstep.export import perfetto
+def _write_store(form: str, found: list[Chosen], output: Path) -> str:
+    """What another tool opens; returns how to open it."""
+    from lockstep.export import mlflow, perfetto, tensorboard
 
     given = click.get_current_context().get_parameter_source("what")
     if given is click.core.ParameterSource.COMMANDLINE:
-        raise InputError(f"--what chooses the rows of a table: --format {form} has one run's timeline, leave it out")
+        raise InputError(f"--what chooses the rows of a table, and --format {form} writes none: leave it out")
+    if form not in TIMELINES:
+        return {"mlflow": mlflow.write, "tensorboard": tensorboard.write}[form](found, output)
     if len(found) != 1:
         raise InputError(f"--format {form}: a timeline is of one run, and these are {len(found)}; name one")
-    try:
-        note({"perfetto": perfetto.write, "hta": perfetto.write_for_hta}[form](found[0].run, output))
-    except OSError as error:
-        raise InputError(f"cannot write {output}: {error.strerror}") from None
-
-
-def _write_folder(form: str, found: list[Chosen], output: Path) -> None:
-    from lockstep.errors import InputError
-    from lockstep.export import mlflow, tensorboard
-
-    given = click.get_current_context().get_parameter_source("what")
-    if given is click.core.ParameterSource.COMMANDLINE:
-        raise InputError(f"--what chooses the rows of a table: --format {form} has runs and epochs, leave it out")
-    try:
-        note({"mlflow": mlflow.write, "tensorboard": tensorboard.write}[form](found, output))
-    except OSError as error:
-        raise InputError(f"cannot write {output}: {error.strerror}") from None
+    return {"perfetto": perfetto.write, "hta": perfetto.write_for_hta}[form](found[0].run, output)

@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
-from lockstep.cli.numbers import whole
-from lockstep.cli.output import console, json_option, note, print_json, print_table
+from lockstep.cli.importing import import_torch
+from lockstep.cli.options import json_option, whole
+from lockstep.cli.output import console, note, print_json, print_records
+from lockstep.errors import InputError, RunFailed
+from lockstep.units import counted
 
 if TYPE_CHECKING:
     from lockstep.kernels.bench import Cell, How, Roof
@@ -56,7 +60,7 @@ def command() -> None:
     is_flag=True,
     help="Time these layers longer, and keep that for this machine: FusedConvReLU then chooses by it.",
 )
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", help="Unstated: cpu.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu")
 @json_option
 def bench(
     shapes: tuple[str, ...],
@@ -75,10 +79,10 @@ def bench(
     Ways: PyTorch's own operators as they are, channels-last, with oneDNN off, in bf16, oneDNN's fused operator (forward only),
     and ours. With one thread times are CPU times.
     """
-    from lockstep.errors import RunFailed
+    import_torch()
     from lockstep.kernels.bench import How, keep_memory, measure, roof
     from lockstep.kernels.candidates import LAYERS
-    from lockstep.placement import cores
+    from lockstep.machine.cores import cores
 
     wanted = [parse_shape(text) for text in shapes] or list(LAYERS)
     batches = batches or ((32,) if quick else (1, 32, 128, 256))
@@ -93,7 +97,7 @@ def bench(
     for shape in wanted:
         for batch in batches:
             for count in threads:
-                note(f"{shape.name}, batch {batch}, {count} thread{'s' * (count > 1)}")
+                note(f"{shape.name}, batch {batch}, {counted(count, 'thread')}")
                 cells.append(measure(shape, batch, count, how))
     _report(cells, roofs, _keep(cells, how) if keep else None, as_json)
     wrong = [
@@ -112,7 +116,6 @@ def bench(
 def _check_device(device: str, kept: bool) -> None:
     import torch
 
-    from lockstep.errors import InputError, RunFailed
     from lockstep.kernels import native
 
     if device == "cuda":
@@ -129,7 +132,6 @@ def parse_shape(text: str) -> Shape:
 
     Kernels are 3x3 unless -1x1 or -5x5 is there.
     """
-    from lockstep.errors import InputError
     from lockstep.kernels.candidates import Shape
 
     parts = text.split("-")
@@ -162,18 +164,13 @@ def _keep(cells: list[Cell], how: How) -> Path:
 
 
 def _report(cells: list[Cell], roofs: dict[int, Roof], kept: Path | None, as_json: bool) -> None:
-    import msgspec
 
+    from lockstep.backends.costs import store
     from lockstep.kernels import native
-    from lockstep.machine.cpu import cpu_model
-    from lockstep.measure.environment import version_of
-    from lockstep.placement import cores
 
     kernels = native.load()
-    isa = kernels.isa if kernels else "none"
-    machine = {"cpu": cpu_model(), "cores": cores(), "torch": version_of("torch"), "isa": isa}
     document: dict[str, Any] = {
-        "machine": machine,
+        "machine": {**store.machine(), "isa": kernels.isa if kernels else "none"},
         "time": time.time(),
         "roofs": msgspec.to_builtins(list(roofs.values())),
         "cells": msgspec.to_builtins(cells),
@@ -182,24 +179,8 @@ def _report(cells: list[Cell], roofs: dict[int, Roof], kept: Path | None, as_jso
     if as_json:
         print_json(document)
         return
-    headers = [
-        "layer",
-        "batch",
-        "threads",
-        "way",
-        "forward ms",
-        "backward ms",
-        "forward",
-        "backward",
-        "both",
-        "error",
-        "GFLOP/s",
-        "GB/s",
-    ]
     for cell in cells:
-        print_table(
-            headers, [_line(cell, i, roofs[cell.threads]) for i in range(len(cell.timings))], right=range(4, 12)
-        )
+        print_records([_line(cell, i, roofs[cell.threads]) for i in range(len(cell.timings))], right=range(4, 12))
     out = console()
     out.print(
         "forward, backward, both: how many times as fast as PyTorch's own operators (torch). Chosen ways are marked *."
@@ -211,22 +192,22 @@ def _report(cells: list[Cell], roofs: dict[int, Roof], kept: Path | None, as_jso
         out.print(f"Kept in {document['kept_in']}", soft_wrap=True)
 
 
-def _line(cell: Cell, index: int, roof: Roof) -> list[str]:
+def _line(cell: Cell, index: int, roof: Roof) -> dict[str, str]:
     timing, base = cell.timings[index], cell.timings[0]
     seconds = timing.forward_ms / 1e3
     chosen = "*" if timing.way in cell.chosen else ""
     back, back_base = timing.backward_ms, base.backward_ms or 0.0
-    return [
-        cell.shape.name if index == 0 else "",
-        str(cell.batch) if index == 0 else "",
-        str(cell.threads) if index == 0 else "",
-        timing.way + chosen,
-        f"{timing.forward_ms:.3f}",
-        "–" if back is None else f"{back:.3f}",
-        f"{base.forward_ms / timing.forward_ms:.2f}x",
-        "–" if back is None else f"{back_base / back:.2f}x",
-        "–" if back is None else f"{(base.forward_ms + back_base) / (timing.forward_ms + back):.2f}x",
-        f"{timing.error:.0e}",
-        f"{cell.flop / seconds / 1e9:.1f} ({cell.flop / seconds / roof.flop_per_s:.0%})",
-        f"{cell.bytes / seconds / 1e9:.2f} ({cell.bytes / seconds / roof.bytes_per_s:.0%})",
-    ]
+    return {
+        "layer": cell.shape.name if index == 0 else "",
+        "batch": str(cell.batch) if index == 0 else "",
+        "threads": str(cell.threads) if index == 0 else "",
+        "way": timing.way + chosen,
+        "forward ms": f"{timing.forward_ms:.3f}",
+        "backward ms": "–" if back is None else f"{back:.3f}",
+        "forward": f"{base.forward_ms / timing.forward_ms:.2f}x",
+        "backward": "–" if back is None else f"{back_base / back:.2f}x",
+        "both": "–" if back is None else f"{(base.forward_ms + back_base) / (timing.forward_ms + back):.2f}x",
+        "error": f"{timing.error:.0e}",
+        "GFLOP/s": f"{cell.flop / seconds / 1e9:.1f} ({cell.flop / seconds / roof.flop_per_s:.0%})",
+        "GB/s": f"{cell.bytes / seconds / 1e9:.2f} ({cell.bytes / seconds / roof.bytes_per_s:.0%})",
+    }

@@ -6,7 +6,10 @@ from typing import Any
 
 import click
 
-from lockstep.cli.output import json_option, note, print_json, print_table
+from lockstep.cli.importing import import_torch
+from lockstep.cli.options import json_option
+from lockstep.cli.output import note, print_json, print_records
+from lockstep.errors import InputError
 
 EPILOG = """\b
 Examples:
@@ -28,26 +31,24 @@ def command(own: tuple[str, ...], shape: str | None, as_json: bool) -> None:
     size = _shape(shape) if shape else None
     if not as_json:
         note("counting parameters and FLOPs (torch takes two seconds to start) …")
+    import_torch()
     rows = [_facts(name, info.shape, info.about) for name, info in CATALOGUE.items()] if not own else []
     rows += [_facts(name, size, "your own") for name in own]
     if as_json:
         print_json(rows)
         return
-    print_table(
-        ["model", "parameters", "gradient bytes", "MFLOP an image, forward", "input", "what"],
-        [
-            [
-                row["name"],
-                f"{row['parameters']:,}",
-                f"{row['gradient_bytes']:,}",
-                "–" if row["flops"] is None else f"{row['flops'] / 1e6:,.2f}",
-                "x".join(map(str, row["shape"])) if row["shape"] else "by the data",
-                row["about"],
-            ]
-            for row in rows
-        ],
-        right=(1, 2, 3),
-    )
+    shown = [
+        {
+            "model": row["name"],
+            "parameters": f"{row['parameters']:,}",
+            "gradient bytes": f"{row['gradient_bytes']:,}",
+            "MFLOP an image, forward": "–" if row["flops"] is None else f"{row['flops'] / 1e6:,.2f}",
+            "input": "x".join(map(str, row["shape"])) if row["shape"] else "by the data",
+            "what": row["about"],
+        }
+        for row in rows
+    ]
+    print_records(shown, right=(1, 2, 3))
 
 
 def _facts(name: str, shape: tuple[int, int, int] | None, about: str) -> dict[str, Any]:
@@ -76,7 +77,6 @@ def _facts(name: str, shape: tuple[int, int, int] | None, about: str) -> dict[st
 
 
 def _shape(text: str) -> tuple[int, int, int]:
-    from lockstep.errors import InputError
 
     parts = text.lower().split("x")
     if len(parts) != 3 or not all(part.isdigit() and int(part) > 0 for part in parts):

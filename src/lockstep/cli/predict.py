@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
-from lockstep.cli.numbers import real, whole
-from lockstep.cli.output import console, json_option, note, print_json, print_table, styled
-from lockstep.cli.run import data_root_option, read_words, runs_option
+from lockstep.cli.options import data_root_option, json_option, read_words, real, runs_option, whole
+from lockstep.cli.output import console, note, print_json, print_records, styled
+from lockstep.errors import InputError
+from lockstep.run import Run, runs_root
 
 if TYPE_CHECKING:
     from lockstep.placement import Placement
@@ -43,13 +45,12 @@ Exit codes: 0 done, 2 wrong input, 3 a measurement failed.
     "--algorithm",
     type=click.Choice(["auto", "ring", "tree", "hierarchical"]),
     default="auto",
-    show_default=True,
     help="How the ranks exchange; auto: as the backend does.",
 )
 @click.option("--per-host", type=whole(1), help="Ranks on one host. Unstated: as many as the run had.")
 @click.option("--measure", is_flag=True, help="Fit on this machine now, also where there is a fit.")
 @click.option("--replay", is_flag=True, help="Also replay the step event by event.")
-@click.option("--straggler", type=real(1, 1e6), default=1.5, show_default=True, help="--replay: how slow one rank is.")
+@click.option("--straggler", type=real(1, 1e6), default=1.5, help="--replay: how slow one rank is.")
 @click.option("--check", is_flag=True, help="Compare predictions with held-out runs on this machine (minutes).")
 @click.option("--quick", is_flag=True, help="--check: three runs of one net.")
 @runs_option
@@ -64,7 +65,7 @@ def command(
     check: bool,
     quick: bool,
     runs: Path | None,
-    data_root: Path | None,
+    data_root: str | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -73,8 +74,6 @@ def command(
     RUN is an id, the beginning of one, a folder, or 'last'; KEY=VALUE changes its recipe or placement. Predictions beyond
     this host assume more hosts like it, with as many ranks on each, joined by --link.
     """
-    from lockstep.errors import InputError
-
     if check:
         if words or measure:
             raise InputError("--check has recipes of its own: leave the recipe and --measure out")
@@ -100,27 +99,22 @@ def command(
 
 def _asked(words: tuple[str, ...], runs: Path | None) -> tuple[str | None, Recipe, Placement]:
     """The run's name if one is named, and recipe and placement."""
-    from lockstep.run import Run, runs_root
-
     first = words[0] if words else "last"
     if "=" in first or first.endswith(".toml") or _is_published(first):
         return None, *read_words(words)
-    import msgspec
 
-    from lockstep.errors import InputError
-    from lockstep.settings import flatten
+    from lockstep.settings import dotted
 
     run = Run.find(first, runs_root(runs))
     spec = run.spec()
     if spec.options.script:
         raise InputError(f"{run.id}: a loop of the user's own cannot be measured step by step: name a recipe instead")
     recipe = msgspec.structs.replace(spec.recipe, batch_per_rank=None)
-    base = flatten(msgspec.to_builtins(recipe)) | flatten(msgspec.to_builtins(spec.placement))
-    return run.id, *read_words(words[1:], {key: value for key, value in base.items() if value is not None})
+    base = {key: value for key, value in dotted(recipe, spec.placement).items() if value is not None}
+    return run.id, *read_words(words[1:], base)
 
 
 def _is_published(word: str) -> bool:
-    from lockstep.errors import InputError
     from lockstep.recipes import path_of
 
     try:
@@ -130,10 +124,9 @@ def _is_published(word: str) -> bool:
 
 
 def _fit(
-    name: str | None, recipe: Recipe, placement: Placement, batch: int | None, measure: bool, data_root: Path | None
+    name: str | None, recipe: Recipe, placement: Placement, batch: int | None, measure: bool, data_root: str | None
 ) -> tuple[Fit, list[str]]:
     """The fit that is kept, or a new one."""
-    from lockstep.errors import InputError
     from lockstep.predict import fit as fits
     from lockstep.predict.here import here
 
@@ -144,8 +137,7 @@ def _fit(
             raise InputError(f"{name}: its recipe has no fit on this machine yet: add --measure (about a minute)")
         from lockstep.predict.measure import make
 
-        root = str(data_root.absolute()) if data_root else None
-        found = make(recipe, placement, max(recipe.global_batch, batch or 0), note, root, anew=measure)
+        found = make(recipe, placement, max(recipe.global_batch, batch or 0), note, data_root, anew=measure)
         note(f"predict: fitted in {found.seconds:.0f} s; kept in {fits.save(found)}")
     return found, [remark] if remark else []
 
@@ -172,7 +164,6 @@ def _print(found: dict[str, Any]) -> None:
 
 def _print_rows(rows: list[dict[str, Any]]) -> None:
     parts = ("compute", "wrapper", "contention", "exchange", "waiting")
-    headers = ["ranks", "hosts", "batch/rank", "step ms", "interval ms", *parts, "images/s", "speed-up", "efficiency"]
     shown = []
     for row in rows:
         if "reason" in row:
@@ -180,51 +171,40 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
         passes = f"{row['micro_batch']}" + (f"x{row['accumulation']}" if row["accumulation"] > 1 else "")
         interval = row["interval_ms"]
         shown.append(
-            [
-                f"{row['ranks']:,}",
-                f"{row['hosts']:,}",
-                passes,
-                _ms(row["step_ms"]),
-                f"{_ms(interval[0])}–{_ms(interval[1])}" if interval else "not checked",
-                *(_ms(row[f"{part}_ms"]) for part in parts),
-                f"{row['images_per_second']:,.0f}",
-                f"{row['speed_up']:.2f}",
-                f"{row['efficiency']:.0%}",
-            ]
+            {
+                "ranks": f"{row['ranks']:,}",
+                "hosts": f"{row['hosts']:,}",
+                "batch/rank": passes,
+                "step ms": _ms(row["step_ms"]),
+                "interval ms": f"{_ms(interval[0])}–{_ms(interval[1])}" if interval else "not checked",
+                **{part: _ms(row[f"{part}_ms"]) for part in parts},
+                "images/s": f"{row['images_per_second']:,.0f}",
+                "speed-up": f"{row['speed_up']:.2f}",
+                "efficiency": f"{row['efficiency']:.0%}",
+            }
         )
-    print_table(headers, shown, right=range(len(headers)))
+    print_records(shown, right=range(13), spare=(7, 6, 9, 5, 8, 4, 2, 1))
     for row in rows:
         if "reason" in row:
             console().print(f"{row['ranks']:,} ranks: {row['reason']}.", soft_wrap=True)
 
 
 def _print_replay(replays: list[dict[str, Any]]) -> None:
-    slow = replays[0]["straggler"]
-    headers = [
-        "ranks",
-        "closed form ms",
-        "replay ms",
-        "of it waiting",
-        f"one rank {slow:g}x as slow ms",
-        "costs",
-        "steps",
-        "took s",
-    ]
     rows = [
-        [
-            f"{one['ranks']:,}",
-            _ms(one["closed_form_ms"]),
-            _ms(one["step_ms"]),
-            _ms(one["waiting_ms"]),
-            _ms(one["straggler_step_ms"]),
-            f"{one['straggler_costs']:+.0%}",
-            str(one["steps"]),
-            f"{one['seconds']:.2f}",
-        ]
+        {
+            "ranks": f"{one['ranks']:,}",
+            "closed form ms": _ms(one["closed_form_ms"]),
+            "replay ms": _ms(one["step_ms"]),
+            "of it waiting": _ms(one["waiting_ms"]),
+            f"one rank {one['straggler']:g}x as slow ms": _ms(one["straggler_step_ms"]),
+            "costs": f"{one['straggler_costs']:+.0%}",
+            "steps": str(one["steps"]),
+            "took s": f"{one['seconds']:.2f}",
+        }
         for one in replays
     ]
     console().print("Replayed event by event, with the noise that was measured:")
-    print_table(headers, rows, right=range(len(headers)))
+    print_records(rows, right=range(8))
 
 
 def _ms(milliseconds: float) -> str:
@@ -239,17 +219,17 @@ def _check(quick: bool, as_json: bool) -> None:
         print_json(found)
         return
     rows = [
-        [
-            case["what"],
-            case["fit"],
-            case["placement"],
-            ", ".join(map(_ms, case["predictions_ms"])),
-            ", ".join(map(_ms, case["runs_ms"])),
-            ", ".join(f"{error:+.1%}" for error in case["errors"]),
-        ]
+        {
+            "held out": case["what"],
+            "fit": case["fit"],
+            "placement": case["placement"],
+            "predicted ms": ", ".join(map(_ms, case["predictions_ms"])),
+            "measured ms": ", ".join(map(_ms, case["runs_ms"])),
+            "errors": ", ".join(f"{error:+.1%}" for error in case["errors"]),
+        }
         for case in found["cases"]
     ]
-    print_table(["held out", "fit", "placement", "predicted ms", "measured ms", "errors"], rows, right=(3, 4, 5))
+    print_records(rows, right=(3, 4, 5))
     out = console()
     if found["left_out"]:
         out.print(f"Links were left out: {found['left_out']}", soft_wrap=True)

@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
-from lockstep.cli.numbers import whole
-from lockstep.cli.output import console, json_option, note, print_json, print_table, styled
-from lockstep.cli.run import data_root_option, runs_option
-from lockstep.quantize import tables
+from lockstep.cli.importing import import_torch
+from lockstep.cli.options import data_root_option, json_option, runs_option, whole
+from lockstep.cli.output import console, note, print_json, print_table, styled
+from lockstep.deploy import tables
+from lockstep.run import Run, runs_root
 
 EPILOG = """\b
 Examples:
@@ -21,7 +22,7 @@ Examples:
   lockstep quantize last --sensitivity                which layer costs the accuracy
   lockstep quantize last --weights per-tensor --activations symmetric
   lockstep quantize last --measure                    times and memory against fp32, compiled fp32, ONNX Runtime
-  lockstep quantize last --engine x86 --profile --json
+  lockstep quantize last --engine qnnpack --profile --json
 
 \b
 The files are in RUN/quantized/METHOD. docs/quantization.md says how to read the tables.
@@ -41,29 +42,28 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> list[int
 
 @click.command("quantize", epilog=EPILOG)
 @click.argument("run", default="last")
-@click.option("--method", type=click.Choice(["dynamic", "static", "qat"]), default="static", show_default=True)
-@click.option("--engine", default="onednn", show_default=True, help="Whose integer kernels to test on.")
+@click.option("--method", type=click.Choice(["dynamic", "static", "qat"]), default="static")
+@click.option("--engine", default="onednn", help="Whose integer kernels to test on.")
 @click.option(
     "--weights",
     type=click.Choice(["per-channel", "per-tensor"]),
     default="per-channel",
-    show_default=True,
     help="One scale a channel, or one for a layer.",
 )
 @click.option(
     "--activations",
     type=click.Choice(["affine", "symmetric"]),
     default="affine",
-    show_default=True,
     help="Whether the range of a layer's inputs has its own zero.",
 )
 @click.option(
-    "--bits", type=click.Choice(["7", "8"]), default="7", show_default=True, help="Of inputs; 8 needs a CPU with VNNI."
+    "--bits",
+    type=click.Choice(["7", "8"]),
+    default="7",
+    help="Of inputs; with 8, ONNX Runtime needs a CPU with VNNI.",
 )
-@click.option("--calibrate", type=whole(1), help="static: so many images (1,024, or all there are).")
-@click.option(
-    "--epochs", type=click.IntRange(1, 100), default=1, show_default=True, help="qat of a run trained without it."
-)
+@click.option("--calibrate", type=whole(1), help="static: calibrate on N images (1,024, or all there are).")
+@click.option("--epochs", type=click.IntRange(1, 100), default=1, help="qat of a run trained without it.")
 @click.option("--sensitivity", is_flag=True, help="Also test with each layer alone quantized.")
 @click.option("--measure", is_flag=True, help="Also measure latency, throughput and memory (minutes).")
 @click.option("--compile/--no-compile", "compiled", default=True, help="--measure: with or without compiled routes.")
@@ -72,7 +72,6 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> list[int
     callback=_numbers,
     metavar="N,N,…",
     default="1,32,128,1000",
-    show_default=True,
     help="--measure: sizes of batch.",
 )
 @click.option(
@@ -80,7 +79,6 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> list[int
     callback=_numbers,
     metavar="N,N,…",
     default="1,2",
-    show_default=True,
     help="--measure: numbers of threads.",
 )
 @click.option("--onnx/--no-onnx", default=True, help="Write ONNX files too, where the extra 'onnx' is installed.")
@@ -90,28 +88,16 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> list[int
 @json_option
 def command(
     run: str,
-    method: Any,
-    engine: str,
     weights: Any,
     activations: Any,
     bits: str,
-    calibrate: int | None,
-    epochs: int,
-    sensitivity: bool,
-    measure: bool,
-    compiled: bool,
-    batches: list[int],
-    threads: list[int],
-    onnx: bool,
-    profile: bool,
     runs: Path | None,
-    data_root: Path | None,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Turn a finished run's model into 8-bit integers, test it, write it, measure it."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler reports its own start and stop
     from lockstep.machine import facts, formats
-    from lockstep.run import Run, runs_root
 
     chosen = Run.find(run, runs_root(runs))
     formats.check("lockstep quantize", "int8", "this model can be used in fp32 only")
@@ -119,25 +105,13 @@ def command(
     if formats.cap_line(facts.known()):
         note(str(formats.cap_line(facts.known())))
 
-    from lockstep.quantize.job import Wish, quantize
+    import_torch()
+    from lockstep.deploy.command import Job, quantize
     from lockstep.quantize.scheme import Scheme
 
-    wish = Wish(
-        method=method,
-        engine=engine,
-        scheme=Scheme(weights=weights, activations=activations, bits=7 if bits == "7" else 8),
-        calibrate=calibrate,
-        epochs=epochs,
-        sensitivity=sensitivity,
-        measure=measure,
-        compiled=compiled,
-        onnx=onnx,
-        profile=profile,
-        batches=batches,
-        threads=threads,
-        data_root=data_root.absolute() if data_root else None,
-    )
-    document = quantize(chosen, wish, note)
+    scheme = Scheme(weights=weights, activations=activations, bits=7 if bits == "7" else 8)
+    job = Job(scheme=scheme, **options)
+    document = quantize(chosen, job, note)
     if as_json:
         print_json(document)
     else:

@@ -6,8 +6,10 @@ from dataclasses import asdict
 from typing import Any
 
 import click
+import msgspec
 
-from lockstep.cli.output import json_option, note, print_json, print_table
+from lockstep.cli.options import json_option
+from lockstep.cli.output import note, print_json, print_table
 from lockstep.recipes import Published, find, published
 
 EPILOG = """\b
@@ -46,8 +48,6 @@ def command(name: str | None, as_json: bool) -> None:
 
 def _document(recipe: Published) -> dict[str, Any]:
     """The file, and what it comes to with all defaults."""
-    import msgspec
-
     from lockstep.settings import load
 
     settings, placement = load([recipe.path], [])

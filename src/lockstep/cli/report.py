@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
-from lockstep.cli.output import note
-from lockstep.cli.run import runs_option
+from lockstep.cli.options import runs_option
+from lockstep.cli.output import check_output, note, writing
+from lockstep.errors import InputError
 
 if TYPE_CHECKING:
     from lockstep.report.views import Report
@@ -22,6 +24,7 @@ Examples:
   lockstep report last                              report.html of the newest run
   lockstep report batch-size -o batch-size.html     a study
   lockstep report runs/2026* -o compared.html       runs beside each other
+  lockstep report runs/races/mine                   a race
   lockstep report batch-size -o tables.md           findings and tables as Markdown
   lockstep report batch-size --format svg -o plots  every plot as a file (also png, csv)
 
@@ -31,13 +34,12 @@ The page needs no network and no server. docs/report.md says how to read it.
 
 
 @click.command("report", epilog=EPILOG)
-@click.argument("names", nargs=-1, required=True, metavar="RUN|STUDY...")
+@click.argument("names", nargs=-1, required=True, metavar="RUN|STUDY|RACE...")
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
     default=Path("report.html"),
-    show_default=True,
     help="The file to write; for csv, svg and png, the folder.",
 )
 @click.option(
@@ -46,9 +48,10 @@ The page needs no network and no server. docs/report.md says how to read it.
 @runs_option
 def command(names: tuple[str, ...], output: Path, form: str | None, runs: Path | None) -> None:
     """Make one page of runs or studies: findings, curves, where the time went, comparison, how to do it again."""
-    from lockstep.errors import InputError
-    from lockstep.report.document import report
+    from lockstep.report.document import of_parts, part
+    from lockstep.report.race import race_part
     from lockstep.report.subject import of_names
+    from lockstep.turns.folder import RaceFolder
 
     given = click.get_current_context().get_parameter_source("output") is click.core.ParameterSource.COMMANDLINE
     chosen = form or {"htm": "html", "markdown": "md"}.get(ending := output.suffix.removeprefix("."), ending)
@@ -56,20 +59,18 @@ def command(names: tuple[str, ...], output: Path, form: str | None, runs: Path |
         raise InputError(f"--format {form} needs -o: {'a folder' if form in FOLDERS else 'a file'} to write")
     if chosen not in (*FILES, *FOLDERS) or (not form and chosen in FOLDERS):
         raise InputError(f"-o {output}: its ending says no format; name it .html, .md or .json, or add --format")
-    if not output.absolute().parent.is_dir():
-        raise InputError(f"-o {output}: there is no folder {output.absolute().parent}")
-    if output.exists() and output.is_dir() != (chosen in FOLDERS):
-        raise InputError(f"-o {output}: is {'a folder' if output.is_dir() else 'a file'} already; name another one")
-    document = report(of_names(names, runs))
-    try:
+    check_output(output, chosen in FOLDERS)
+    races = {name: race for name in names if name != "last" and (race := RaceFolder.find(name, runs))}
+    others = tuple(name for name in names if name not in races)
+    parts = [race_part(race.read(), race.windows(), race.path.name) for race in races.values()]
+    document = of_parts(parts + [part(subject) for subject in (of_names(others, runs) if others else [])])
+    with writing(output):
         note((_write_folder if chosen in FOLDERS else _write_file)(document, output, chosen))
-    except OSError as error:
-        raise InputError(f"cannot write {output}: {error.strerror}") from None
 
 
 def _write_file(document: Report, output: Path, form: str) -> str:
-    import msgspec
 
+    from lockstep.files import write_atomically
     from lockstep.report.html import page
     from lockstep.report.markdown import markdown
 
@@ -80,9 +81,7 @@ def _write_file(document: Report, output: Path, form: str) -> str:
     }
     data = makers[form](document).encode()
     # Whole or not at all: a page that is open may be reloaded at any moment.
-    temporary = output.with_name(f".{output.name}.tmp")
-    temporary.write_bytes(data)
-    temporary.replace(output)
+    write_atomically(output, data)
     return f"{output}: {len(data) / 1e3:,.0f} kB"
 
 
@@ -113,7 +112,7 @@ def _write_tables(document: Report, output: Path) -> int:
     found = {
         f"{number}-{table.id}" if several else table.id: table
         for number, part in enumerate(document.parts, 1)
-        for table in (part.table, part.settings, part.same, part.environment)
+        for table in (part.table, *part.tables, part.settings, part.same, part.environment)
         if table
     }
     for name, table in found.items():

@@ -8,9 +8,12 @@ from pathlib import Path
 import click
 
 from lockstep import index
-from lockstep.cli.output import json_option, note, print_json, print_table
-from lockstep.cli.run import runs_option
+from lockstep.cli.options import json_option, runs_option
+from lockstep.cli.output import note, print_json, print_table
 from lockstep.run import runs_root
+from lockstep.units import clock
+
+FIGURES = ("test_accuracy", "train_seconds", "images_per_second")
 
 EPILOG = """\b
 Examples:
@@ -30,12 +33,14 @@ def command(runs: Path | None, everything: bool, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
+    from lockstep.metrics import RECORDED
+
     shown = found if everything else found[-20:]
     if not found:
         note(f"no runs in {root}: start one with 'lockstep run', or name another folder with --runs")
         return
     print_table(
-        ["id", "state", "ranks", "batch", "epochs", "test acc", "train s", "images/s", "age"],
+        ["id", "state", "ranks", "batch", "epochs", *(RECORDED[name].heading for name in FIGURES), "age"],
         [
             [
                 row["id"],
@@ -43,26 +48,13 @@ def command(runs: Path | None, everything: bool, as_json: bool) -> None:
                 str(row["ranks"]),
                 str(row["global_batch"]),
                 str(row["epochs"]),
-                _number(row["test_accuracy"], "{:.2%}"),
-                _number(row["train_seconds"], "{:.1f}"),
-                _number(row["images_per_second"], "{:,.0f}"),
-                _age(row["created"]),
+                *(RECORDED[name].text(row[name]) for name in FIGURES),
+                clock(max(0.0, time.time() - row["created"])),
             ]
             for row in shown
         ],
         right=(2, 3, 4, 5, 6, 7, 8),
+        spare=(4, 3, 2),
     )
     if len(shown) < len(found):
         note(f"the newest {len(shown)} of {len(found)}; --all lists every one")
-
-
-def _number(value: float | None, form: str) -> str:
-    return "–" if value is None else form.format(value)
-
-
-def _age(created: float) -> str:
-    seconds = max(0.0, time.time() - created)
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lockstep.cli.numbers import whole
-from lockstep.cli.output import json_option, note, print_json, print_table
-from lockstep.cli.plot import plot_option, print_study_plots, wanted
-from lockstep.cli.run import complete_key, data_root_option, runs_option
+from lockstep.cli.options import complete_key, data_root_option, json_option, plot_option, runs_option, whole
+from lockstep.cli.output import note, print_json, print_records, print_table
+from lockstep.errors import DataError, InputError, RunFailed
+from lockstep.reading import Damaged
+from lockstep.run import Options, runs_root
+from lockstep.units import clock, counted
 
 if TYPE_CHECKING:
     from lockstep.study.definition import Study
@@ -59,18 +61,16 @@ def run_(
     dry_run: bool,
     again: bool,
     runs: Path | None,
-    data_root: Path | None,
+    data_root: str | None,
     quiet: bool,
     as_json: bool,
 ) -> None:
     """Run a study file, a built-in study, or 'published' for all of them."""
-    from lockstep.errors import DataError, InputError, RunFailed
-    from lockstep.run import Options
     from lockstep.study import builtin
     from lockstep.study.file import with_words
     from lockstep.study.folder import StudyFolder
 
-    options = Options(data_root=str(data_root.absolute()) if data_root else None, save_model=False)
+    options = Options(data_root=data_root, save_model=False)
     found = [
         (with_words(study, words, quick, repeats), StudyFolder.of(study.name, runs, quick, words))
         for study in builtin.find(name)
@@ -98,9 +98,8 @@ def run_(
 
 def _run(study: Study, folder: StudyFolder, options: Any, again: bool, quiet: bool, as_json: bool) -> dict[str, Any]:
     from lockstep.cli.compare import print_comparison
-    from lockstep.errors import RunFailed
+    from lockstep.report.subject import of_study
     from lockstep.study import execute
-    from lockstep.study.compare import study_document
     from lockstep.study.plan import plan
 
     planned = plan(study, options, folder.runs)
@@ -110,17 +109,19 @@ def _run(study: Study, folder: StudyFolder, options: Any, again: bool, quiet: bo
             watcher.says(f"cell '{cell.name}' is left out: {cell.left_out}")
     watcher.says(f"study '{folder.name}': {_size(planned)}")
     counts = execute.run(folder, planned, options, again, watcher)
-    document = {**study_document(folder), **counts}
+    subject = of_study(folder)
     if not as_json:
-        print_comparison(document)
+        print_comparison(subject)
     if not counts["done"] and counts["failed"]:
         raise RunFailed(f"study '{folder.name}': every run failed; 'lockstep study show {folder.name}' says why")
-    return document
+    return {**subject.comparison, **counts}
 
 
 def _size(planned: Planned) -> str:
+
     able = sum(cell.left_out is None for cell in planned.cells)
-    return f"{able} cells x {planned.study.repeats} repeats = {len(planned.items)} runs"
+    sizes = (able, "cell"), (planned.study.repeats, "repeat")
+    return f"{' x '.join(counted(*size) for size in sizes)} = {counted(len(planned.items), 'run')}"
 
 
 def _dry(study: Study, folder: StudyFolder, options: Any, as_json: bool) -> dict[str, Any]:
@@ -138,7 +139,16 @@ def _dry(study: Study, folder: StudyFolder, options: Any, as_json: bool) -> dict
     seconds = estimate.left(todo, cells)
     document = {
         "study": folder.name,
-        "cells": [_planned_cell(cell, cells) for cell in planned.cells],
+        "cells": [
+            {
+                "cell": cell.name,
+                "plan": cell.plan.line() if cell.plan else None,
+                "left_out": cell.left_out,
+                "seconds": cells[cell.name].seconds if cell.plan else None,
+                "basis": cells[cell.name].basis if cell.plan else None,
+            }
+            for cell in planned.cells
+        ],
         "order": [{"cell": item.cell, "repeat": item.repeat, "seed": item.seed} for item in planned.items],
         "runs": len(planned.items),
         "to_do": len(todo),
@@ -149,30 +159,18 @@ def _dry(study: Study, folder: StudyFolder, options: Any, as_json: bool) -> dict
     return document
 
 
-def _planned_cell(cell: Any, cells: dict[str, Any]) -> dict[str, Any]:
-    found = cells.get(cell.name)
-    return {
-        "cell": cell.name,
-        "plan": cell.plan.line() if cell.plan else None,
-        "left_out": cell.left_out,
-        "seconds": found.seconds if found else None,
-        "basis": found.basis if found else None,
-    }
-
-
 def _print_plan(planned: Planned, document: dict[str, Any]) -> None:
-    from lockstep.study.estimate import clock
 
     rows = [
-        [
-            cell["cell"],
-            cell["plan"] or f"left out: {cell['left_out']}",
-            clock(cell["seconds"]) if cell["plan"] else "–",
-            cell["basis"] or "–",
-        ]
+        {
+            "cell": cell["cell"],
+            "plan": cell["plan"] or f"left out: {cell['left_out']}",
+            "a run": clock(cell["seconds"]) if cell["plan"] else "–",
+            "by": cell["basis"] or "–",
+        }
         for cell in document["cells"]
     ]
-    print_table(["cell", "plan", "a run", "by"], rows, right=(2,))
+    print_records(rows, right=(2,))
     first = ", ".join(item["cell"] for item in document["order"] if item["repeat"] == 0)
     click.echo(f"{_size(planned)}, {document['to_do']} of them still to do: about {clock(document['seconds'])}")
     click.echo(f"order of the first block: {first}")
@@ -185,45 +183,29 @@ def _print_plan(planned: Planned, document: dict[str, Any]) -> None:
 @json_option
 def list_(runs: Path | None, as_json: bool) -> None:
     """List the built-in studies, and those that were begun here."""
-    from lockstep.reading import Damaged
     from lockstep.study import builtin
     from lockstep.study.folder import list_studies
     from lockstep.study.plan import outcome
 
     rows = []
+
+    def add(study: str, kind: str, cells: int | None, runs: str, about: str, source: str = "") -> None:
+        rows.append({"study": study, "kind": kind, "cells": cells, "runs": runs, "from": source, "about": about})
+
     for name in builtin.names():
         study = builtin.find(name)[0]
         sources = ", ".join(published.source.partition(":")[0] for published in study.published)
         cells = len(study.all_cells())
-        rows.append(
-            {
-                "study": name,
-                "kind": "built-in",
-                "cells": cells,
-                "runs": f"{cells} x {study.repeats}",
-                "from": sources,
-                "about": study.about,
-            }
-        )
+        add(name, "built-in", cells, f"{cells} x {study.repeats}", study.about, sources)
     for folder in list_studies(runs):
         try:
             planned = folder.read()
             there = folder.runs_of(planned.items)
         except Damaged as error:
-            damaged = {"cells": None, "runs": "damaged", "from": "", "about": str(error)}
-            rows.append({"study": folder.name, "kind": "begun", **damaged})
+            add(folder.name, "begun", None, "damaged", str(error))
             continue
         done = sum(outcome(there.get(item.digest)) == "done" for item in planned.items)
-        rows.append(
-            {
-                "study": folder.name,
-                "kind": "begun",
-                "cells": len(planned.cells),
-                "runs": f"{done}/{len(planned.items)} done",
-                "from": "",
-                "about": planned.study.about,
-            }
-        )
+        add(folder.name, "begun", len(planned.cells), f"{done}/{len(planned.items)} done", planned.study.about)
     if as_json:
         print_json(rows)
         return
@@ -231,6 +213,7 @@ def list_(runs: Path | None, as_json: bool) -> None:
         ["study", "", "cells", "runs", "from", "about"],
         [["–" if value is None else str(value) for value in row.values()] for row in rows],
         right=(2,),
+        spare=(4, 1),
     )
 
 
@@ -239,12 +222,10 @@ def list_(runs: Path | None, as_json: bool) -> None:
 @runs_option
 @plot_option
 @json_option
-def show(name: str, runs: Path | None, plot: bool | None, as_json: bool) -> None:
+def show(name: str, runs: Path | None, plot: bool, as_json: bool) -> None:
     """Show a study as far as it has come: by name, by folder, or 'last'."""
     from lockstep.cli.compare import print_comparison
-    from lockstep.errors import InputError
-    from lockstep.run import runs_root
-    from lockstep.study.compare import study_document
+    from lockstep.report.subject import of_study
     from lockstep.study.folder import StudyFolder
 
     found = StudyFolder.find(name, runs)
@@ -252,19 +233,16 @@ def show(name: str, runs: Path | None, plot: bool | None, as_json: bool) -> None
         raise InputError(
             f"no study '{name}' in {runs_root(runs)}: 'lockstep study list' lists them, 'lockstep study run' starts one"
         )
-    document = study_document(found)
+    subject = of_study(found)
     if as_json:
-        print_json(document)
-        return
-    print_comparison(document)
-    if wanted(plot):
-        print_study_plots(document)
+        print_json(subject.comparison)
+    else:
+        print_comparison(subject, plot)
 
 
 def _watcher(quiet: bool) -> Any:
     """Shows the study's progress on stderr: one line a run, and the run's own line below it."""
     from lockstep.cli.progress import ProgressLine
-    from lockstep.study.estimate import clock
     from lockstep.study.execute import Step, Watcher
 
     class Shown(Watcher):
@@ -279,14 +257,9 @@ def _watcher(quiet: bool) -> Any:
         def ended(self, step: Step, record: dict[str, Any]) -> None:
             if self._line:
                 self._line.clear()
-            if record["state"] == "failed":
-                note(
-                    f"[{step.number}/{step.total}] {step.item.cell}, repeat {step.item.repeat + 1}: failed: {record['cause']}"
-                )
-                return
-            note(
-                f"[{step.number}/{step.total}] {step.item.cell}, repeat {step.item.repeat + 1}: done in {clock(record['ended'] - record['began'])}"
-            )
+            took = clock(record["ended"] - record["began"])
+            how = f"failed: {record['cause']}" if record["state"] == "failed" else f"done in {took}"
+            note(f"[{step.number}/{step.total}] {step.item.cell}, repeat {step.item.repeat + 1}: {how}")
 
         def says(self, text: str) -> None:
             note(text)

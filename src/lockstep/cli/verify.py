@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lockstep.cli.output import console, json_option, note, print_json, print_table, styled
-from lockstep.cli.run import data_root_option, read_words, runs_option, words_argument
+from lockstep.cli.options import data_root_option, json_option, read_words, runs_option, words_argument
+from lockstep.cli.output import console, note, print_json, print_table, styled
+from lockstep.errors import InputError, RunFailed
+from lockstep.run import folder_error, runs_root
 
 if TYPE_CHECKING:
-    from lockstep.judge import Check
+    from lockstep.verify.checks import Check
 
 EPILOG = """\b
 Examples:
@@ -30,18 +32,16 @@ COLOURS = {"ok": "green", "DIFFERENT": "red", "not proven": "yellow"}
 @data_root_option
 @click.option("--keep", is_flag=True, help="Keep the short runs, with all that was written down of every step.")
 @json_option
-def command(words: tuple[str, ...], runs: Path | None, data_root: Path | None, keep: bool, as_json: bool) -> None:
+def command(words: tuple[str, ...], runs: Path | None, data_root: str | None, keep: bool, as_json: bool) -> None:
     """Prove that 1 process, N ranks, and N ranks with accumulation compute the same.
 
     Makes short runs of the recipe in real processes. At every step each placement starts from the same state, and must give
     the same gradient and the same weights, up to rounding, with float64 as the judge. Two runs of one placement must agree
     in every bit. What was proven is remembered in the folder of runs, for `lockstep explain`.
     """
-    from lockstep.errors import InputError, RunFailed
     from lockstep.placement import changes_mathematics
-    from lockstep.run import folder_error, runs_root
-    from lockstep.verified import record
-    from lockstep.verify import verify
+    from lockstep.verify.prove import verify
+    from lockstep.verify.verified import record
 
     recipe, placement = read_words(words, base={"ranks": 2})
     if placement.ranks < 2:
@@ -61,7 +61,7 @@ def command(words: tuple[str, ...], runs: Path | None, data_root: Path | None, k
     except OSError as error:
         raise folder_error(root / ".verify", error) from None
     try:
-        verdict = verify(recipe, placement, folder, str(data_root.absolute()) if data_root else None, tell=note)
+        verdict = verify(recipe, placement, folder, data_root, tell=note)
         checks = verdict.checks
         failed = [check for check in checks if not check.passed]
         if as_json:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from lockstep.comms.crew import unavailable
-from lockstep.comms.plan import BACKENDS, COLLECTIVES, OWN
+from lockstep.backends.costs.plan import BACKENDS, COLLECTIVES, OWN
+from lockstep.comms.pool import unavailable
 from lockstep.errors import InputError
 from lockstep.measure.environment import machine
 from lockstep.plugins import is_spec

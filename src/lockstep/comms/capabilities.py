@@ -7,9 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from lockstep.comms.crew import Crew, CrewLost, unavailable
-from lockstep.comms.measure import left_early
-from lockstep.comms.plan import Task, family, placement_for
+from lockstep.backends.costs.plan import Task, family, placement_for
+from lockstep.comms.pool import BrokenPool, ProcessPool, unavailable, wrong_result
 
 SIZE = 64
 COLUMNS = tuple((backend, device) for backend in ("gloo", "mpi", "shm", "nccl") for device in ("cpu", "cuda"))
@@ -30,14 +29,7 @@ ROWS = (
     "barrier",
 )
 # The table of document A, of an old PyTorch: gloo CPU, gloo GPU, mpi CPU, mpi GPU, nccl CPU, nccl GPU.
-_PUBLISHED_COLUMNS = (
-    ("gloo", "cpu"),
-    ("gloo", "cuda"),
-    ("mpi", "cpu"),
-    ("mpi", "cuda"),
-    ("nccl", "cpu"),
-    ("nccl", "cuda"),
-)
+_PUBLISHED_COLUMNS = tuple(column for column in COLUMNS if column[0] != "shm")
 _PUBLISHED = {
     "send_recv": ("yes", "no", "yes", "?", "no", "yes"),
     "broadcast": ("yes", "yes", "yes", "?", "no", "yes"),
@@ -98,9 +90,9 @@ class Trial:
     def __init__(self, backend: str, device: str, ranks: int, folder: Path, limit_s: float) -> None:
         self.backend, self.device, self.folder, self.limit_s = backend, device, folder, limit_s
         self.placement = placement_for(backend, device, ranks, 2 * limit_s)
-        self._crew: Crew | None = None
+        self._pool: ProcessPool | None = None
         self._started = 0
-        self._broken: CrewLost | None = None
+        self._broken: BrokenPool | None = None
 
     def answers(self) -> list[Answer]:
         finished = False
@@ -113,33 +105,31 @@ class Trial:
 
     def _row(self, row: str) -> Answer:
         try:
-            replies = self._started_crew().measure(row, SIZE, 3, 1, self.limit_s)
-        except CrewLost as lost:
+            replies = self._started_pool().measure(row, SIZE, 3, 1, self.limit_s)
+        except BrokenPool as lost:
             self._end(politely=False)
             return _answer(row, self.backend, self.device, "hangs" if lost.kind == "hang" else "no", lost.reason)
-        wrong = next((f"rank {r}: {a['wrong']}" for r, a in enumerate(replies) if a["wrong"]), None) or left_early(
-            replies
-        )
+        wrong = wrong_result(replies)
         return _answer(row, self.backend, self.device, "WRONG" if wrong else "yes", wrong)
 
-    def _started_crew(self) -> Crew:
+    def _started_pool(self) -> ProcessPool:
         if self._broken is not None:  # it does not even start, so nothing on it works
             raise self._broken
-        if self._crew is None:
+        if self._pool is None:
             self._started += 1
             where = self.folder / f"try-{self.backend}-{self.device}-{self._started:02d}"
-            self._crew = Crew(Task(placement=self.placement), where)
+            self._pool = ProcessPool(Task(placement=self.placement), where)
             try:
-                self._crew.start()
-            except CrewLost as lost:
+                self._pool.start()
+            except BrokenPool as lost:
                 self._broken = lost
                 raise
-        return self._crew
+        return self._pool
 
     def _end(self, politely: bool) -> None:
-        if self._crew is not None:
-            self._crew.end(politely)
-            self._crew = None
+        if self._pool is not None:
+            self._pool.end(politely)
+            self._pool = None
 
 
 def _answer(row: str, backend: str, device: str, answer: str, reason: str | None) -> Answer:

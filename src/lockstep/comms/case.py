@@ -11,8 +11,8 @@ from abc import ABC, abstractmethod
 
 import torch
 
-from lockstep.comms.plan import elements
-from lockstep.parallel.ranks import Rank
+from lockstep.backends.costs.plan import elements
+from lockstep.backends.ranks import Rank
 
 # A prime, so that a part in the wrong place does not look right.
 PERIOD = 251
@@ -39,20 +39,23 @@ def difference(found: torch.Tensor, wanted: torch.Tensor, tolerance: float = 0.0
 class Case(ABC):
     """One collective on buffers of one size. The message of a divided one is `whole` long, a rank's part `part`."""
 
-    name = ""
+    moments: list[int] | None = None
+    """When this rank came and when it went, for collectives whose result is only that."""
 
-    def __init__(self, size: int, rank: Rank, device: torch.device) -> None:
+    def __init__(self, collective: str, size: int, rank: Rank, device: torch.device) -> None:
         self.rank, self.world, self.device = rank.rank, rank.world, device
-        self.whole = elements(self.name, size, rank.world)
+        self.whole = elements(collective, size, rank.world)
         self.part = self.whole // rank.world
-        self.seed = 0
-        self.input = torch.empty(0)
-        self.output = torch.empty(0)
 
     def fill(self, seed: int) -> None:
         self.seed = seed
-        self.input = self.of(self.rank)
-        self.output = self.spoilt(self.whole)
+        self.input, self.output = self.buffers()
+        # What the list forms take; made here, because a call is timed.
+        self.inputs, self.outputs = self.parts(self.input), self.parts(self.output)
+
+    def buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Input and output."""
+        return self.of(self.rank), self.spoilt(self.whole)
 
     @abstractmethod
     def call(self) -> None: ...
@@ -68,10 +71,6 @@ class Case(ABC):
     def longest_chain(self) -> int:
         """Calls after which the result can still be checked."""
         return 1 << 30
-
-    def moments(self) -> list[int] | None:
-        """When this rank came and when it went, for collectives whose result is only that."""
-        return None
 
     # ---- helpers
 
@@ -92,4 +91,5 @@ class Case(ABC):
         return torch.full((count,), math.nan, device=self.device)
 
     def parts(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        return list(torch.split(tensor, self.part))
+        """What each rank has of a divided message."""
+        return list(torch.split(tensor, max(self.part, 1)))

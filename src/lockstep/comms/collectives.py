@@ -9,22 +9,23 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from lockstep.backends.costs.plan import OWN
 from lockstep.comms.case import Case, difference
-from lockstep.comms.plan import OWN
-from lockstep.parallel.ranks import Rank
 
 # A chain of sums grows by the number of ranks with each call; float32 ends at 3e38.
 LARGEST_EXPONENT = 100
 
 
-class AllReduce(Case):
-    """In place, so each call works on the result of the one before: one wrong call shows at the end of the chain."""
+class InPlace(Case):
+    """Each call works on the result of the one before."""
 
-    name = "all_reduce"
+    def buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
+        mine = self.of(self.rank)
+        return mine, mine
 
-    def fill(self, seed: int) -> None:
-        self.seed = seed
-        self.output = self.of(self.rank)
+
+class AllReduce(InPlace):
+    """One wrong call shows at the end of the chain."""
 
     def call(self) -> None:
         dist.all_reduce(self.output)
@@ -41,7 +42,6 @@ class AllReduce(Case):
 class Own(AllReduce):
     """The user's own function that sums a tensor over all ranks in place."""
 
-    name = OWN
     function: Callable[[torch.Tensor], object]
 
     def call(self) -> None:
@@ -49,11 +49,9 @@ class Own(AllReduce):
 
 
 class Broadcast(Case):
-    name = "broadcast"
-
-    def fill(self, seed: int) -> None:
-        self.seed = seed
-        self.output = self.of(0) if self.rank == 0 else self.spoilt(self.whole)
+    def buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
+        mine = self.of(0) if self.rank == 0 else self.spoilt(self.whole)
+        return mine, mine
 
     def call(self) -> None:
         dist.broadcast(self.output, 0)
@@ -62,14 +60,8 @@ class Broadcast(Case):
         return self.of(0)
 
 
-class Reduce(Case):
+class Reduce(InPlace):
     """What the other ranks' buffers hold afterwards is not defined, so only one call after a fill can be checked."""
-
-    name = "reduce"
-
-    def fill(self, seed: int) -> None:
-        self.seed = seed
-        self.output = self.of(self.rank)
 
     def call(self) -> None:
         dist.reduce(self.output, 0)
@@ -79,34 +71,36 @@ class Reduce(Case):
 
 
 class AllGather(Case):
-    name = "all_gather"
-
-    def fill(self, seed: int) -> None:
-        super().fill(seed)
-        self.input = self.part_of(self.rank, self.rank).clone()
-        self.lists = self.parts(self.output)
+    def buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.part_of(self.rank, self.rank).clone(), self.spoilt(self.whole)
 
     def call(self) -> None:
         dist.all_gather_into_tensor(self.output, self.input)
 
-    def wanted(self) -> torch.Tensor:
+    def wanted(self) -> torch.Tensor | None:
         return torch.cat([self.part_of(source, source) for source in range(self.world)])
 
 
 class AllGatherList(AllGather):
-    name = "all_gather_list"
+    def call(self) -> None:
+        dist.all_gather(self.outputs, self.input)
+
+
+class Gather(AllGather):
+    def fill(self, seed: int) -> None:
+        super().fill(seed)
+        self.gathered = self.outputs if self.rank == 0 else None
 
     def call(self) -> None:
-        dist.all_gather(self.lists, self.input)
+        dist.gather(self.input, self.gathered, 0)
+
+    def wanted(self) -> torch.Tensor | None:
+        return super().wanted() if self.rank == 0 else None
 
 
 class ReduceScatter(Case):
-    name = "reduce_scatter"
-
-    def fill(self, seed: int) -> None:
-        super().fill(seed)
-        self.output = self.spoilt(self.part)
-        self.lists = self.parts(self.input)
+    def buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.of(self.rank), self.spoilt(self.part)
 
     def call(self) -> None:
         dist.reduce_scatter_tensor(self.output, self.input)
@@ -116,51 +110,23 @@ class ReduceScatter(Case):
 
 
 class ReduceScatterList(ReduceScatter):
-    name = "reduce_scatter_list"
-
     def call(self) -> None:
-        dist.reduce_scatter(self.output, self.lists)
+        dist.reduce_scatter(self.output, self.inputs)
 
 
-class Gather(Case):
-    name = "gather"
-
+class Scatter(ReduceScatter):
     def fill(self, seed: int) -> None:
         super().fill(seed)
-        self.input = self.part_of(self.rank, self.rank).clone()
-        self.lists = self.parts(self.output) if self.rank == 0 else None
+        self.scattered = self.inputs if self.rank == 0 else None
 
     def call(self) -> None:
-        dist.gather(self.input, self.lists, 0)
-
-    def wanted(self) -> torch.Tensor | None:
-        if self.rank:
-            return None
-        return torch.cat([self.part_of(source, source) for source in range(self.world)])
-
-
-class Scatter(Case):
-    name = "scatter"
-
-    def fill(self, seed: int) -> None:
-        super().fill(seed)
-        self.output = self.spoilt(self.part)
-        self.lists = self.parts(self.input) if self.rank == 0 else None
-
-    def call(self) -> None:
-        dist.scatter(self.output, self.lists, 0)
+        dist.scatter(self.output, self.scattered, 0)
 
     def wanted(self) -> torch.Tensor:
         return self.part_of(0, self.rank)
 
 
 class AllToAll(Case):
-    name = "all_to_all"
-
-    def fill(self, seed: int) -> None:
-        super().fill(seed)
-        self.lists = (self.parts(self.output), self.parts(self.input))
-
     def call(self) -> None:
         dist.all_to_all_single(self.output, self.input)
 
@@ -169,19 +135,15 @@ class AllToAll(Case):
 
 
 class AllToAllList(AllToAll):
-    name = "all_to_all_list"
-
     def call(self) -> None:
-        dist.all_to_all(*self.lists)
+        dist.all_to_all(self.outputs, self.inputs)
 
 
 class SendRecv(Case):
     """A ring, as in nccl-tests: every rank sends to the next one and receives from the one before."""
 
-    name = "send_recv"
-
-    def __init__(self, size: int, rank: Rank, device: torch.device) -> None:
-        super().__init__(size, rank, device)
+    def fill(self, seed: int) -> None:
+        super().fill(seed)
         self.next, self.previous = (self.rank + 1) % self.world, (self.rank - 1) % self.world
 
     def call(self) -> None:
@@ -202,15 +164,7 @@ class SendRecv(Case):
 class Barrier(Case):
     """Nobody may leave before the last one came. The ranks of one host share a clock, which tells."""
 
-    name = "barrier"
     LATE_S = 0.02
-
-    def __init__(self, size: int, rank: Rank, device: torch.device) -> None:
-        super().__init__(size, rank, device)
-        self._moments: list[int] | None = None
-
-    def fill(self, seed: int) -> None:
-        pass
 
     def call(self) -> None:
         dist.barrier()
@@ -220,27 +174,23 @@ class Barrier(Case):
             time.sleep(self.LATE_S if self.rank == self.world - 1 else 0.0)
             came = time.monotonic_ns()
             dist.barrier()
-            self._moments = [came, time.monotonic_ns()]
+            self.moments = [came, time.monotonic_ns()]
         return None
 
-    def moments(self) -> list[int] | None:
-        return self._moments
 
-
-_KINDS: tuple[type[Case], ...] = (
-    AllReduce,
-    Broadcast,
-    Reduce,
-    AllGather,
-    AllGatherList,
-    ReduceScatter,
-    ReduceScatterList,
-    Gather,
-    Scatter,
-    AllToAll,
-    AllToAllList,
-    SendRecv,
-    Barrier,
-    Own,
-)
-CASES: dict[str, type[Case]] = {kind.name: kind for kind in _KINDS}
+CASES: dict[str, type[Case]] = {
+    "all_reduce": AllReduce,
+    "broadcast": Broadcast,
+    "reduce": Reduce,
+    "all_gather": AllGather,
+    "all_gather_list": AllGatherList,
+    "reduce_scatter": ReduceScatter,
+    "reduce_scatter_list": ReduceScatterList,
+    "gather": Gather,
+    "scatter": Scatter,
+    "all_to_all": AllToAll,
+    "all_to_all_list": AllToAllList,
+    "send_recv": SendRecv,
+    "barrier": Barrier,
+    OWN: Own,
+}

@@ -6,13 +6,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from lockstep.comms.cells import Cell, summarise
-from lockstep.comms.crew import Crew, CrewLost
-from lockstep.comms.plan import Task, message_bytes, placement_for
+from lockstep.backends.costs.cells import Cell, summarise
+from lockstep.backends.costs.plan import Task, message_bytes, placement_for
+from lockstep.comms.pool import BrokenPool, ProcessPool, wrong_result
 from lockstep.errors import RunFailed
 
 PROBE_CALLS = 2
@@ -31,7 +30,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     cell_s: float
     """Timed seconds of one cell in one round."""
     limit_s: float
-    """After so long without an answer a cell counts as hanging."""
+    """A cell without an answer after this time counts as hanging."""
     own: str | None = None
 
 
@@ -39,15 +38,15 @@ Tell = Callable[[str], None]
 
 
 class Bench:
-    """The crews of one number of ranks, one per backend, and the cells that they fill."""
+    """The pools of one number of ranks, one per backend, and the cells that they fill."""
 
     def __init__(self, settings: Settings, ranks: int, folder: Path, tell: Tell) -> None:
         self.settings, self.ranks, self.folder, self.tell = settings, ranks, folder, tell
         self.cells: dict[tuple[str, str, int], Cell] = {}
         self._samples: dict[tuple[str, str, int], list[list[int]]] = {}
-        self._crews: dict[str, Crew] = {}
-        self._given_up: dict[tuple[str, str], CrewLost] = {}
-        self._broken: dict[str, CrewLost] = {}
+        self._pools: dict[str, ProcessPool] = {}
+        self._given_up: dict[tuple[str, str], BrokenPool] = {}
+        self._broken: dict[str, BrokenPool] = {}
         self._started = 0
         self._seed = 0
 
@@ -61,8 +60,8 @@ class Bench:
                     self.tell(f"{self.ranks} ranks, round {number + 1}/{self.settings.rounds}: {collective} {size:,} B")
             finished = True
         finally:
-            for crew in self._crews.values():
-                crew.end(politely=finished)
+            for pool in self._pools.values():
+                pool.end(politely=finished)
         order = {name: at for at, name in enumerate(self.settings.collectives)}
         return sorted(self.cells.values(), key=lambda c: (order[c.collective], c.bytes, c.backend))
 
@@ -96,31 +95,29 @@ class Bench:
         if cell.state != "ok" or lost:
             return
         try:
-            crew = self._crew(backend)
-        except CrewLost as problem:
+            pool = self._pool(backend)
+        except BrokenPool as problem:
             self._lose(backend)
             self._broken[backend] = problem
             self._cell(backend, collective, size)
             return
         try:
             if key not in self._samples:
-                self._take(crew, cell, PROBE_CALLS, keep=False)
+                self._take(pool, cell, PROBE_CALLS, keep=False)
             if cell.state == "ok":
-                self._take(crew, cell, self._calls(key), keep=True)
-        except CrewLost as problem:
+                self._take(pool, cell, self._calls(key), keep=True)
+        except BrokenPool as problem:
             # What it is at one size it is at the others: they are not tried, each would cost a time limit and a start.
             self._lose(backend)
             self._given_up[backend, collective] = problem
             cell.state, cell.reason, cell.time = problem.kind, problem.reason, time.time()
 
-    def _take(self, crew: Crew, cell: Cell, calls: int, keep: bool) -> None:
+    def _take(self, pool: ProcessPool, cell: Cell, calls: int, keep: bool) -> None:
         self._seed += calls
-        answers = crew.measure(cell.collective, cell.bytes, calls, self._seed, self.settings.limit_s)
+        answers = pool.measure(cell.collective, cell.bytes, calls, self._seed, self.settings.limit_s)
         cell.time = time.time()
         cell.checks += sum(answer["checks"] for answer in answers)
-        wrong = next((f"rank {r}: {a['wrong']}" for r, a in enumerate(answers) if a["wrong"]), None) or left_early(
-            answers
-        )
+        wrong = wrong_result(answers)
         if wrong:
             cell.state, cell.reason = "WRONG", wrong
             return
@@ -138,31 +135,19 @@ class Bench:
         typical = statistics.median(sample for one in self._samples[key] for sample in one) / 1e9
         return max(LEAST_CALLS, min(MOST_CALLS, int(self.settings.cell_s / max(typical, 1e-9))))
 
-    def _crew(self, backend: str) -> Crew:
-        if backend not in self._crews:
+    def _pool(self, backend: str) -> ProcessPool:
+        if backend not in self._pools:
             self._started += 1
             folder = self.folder / f"{self._started:02d}-{backend}-{self.ranks}r"
             placement = placement_for(backend, self.settings.device, self.ranks, 2 * self.settings.limit_s)
-            self._crews[backend] = Crew(Task(placement=placement, own=self.settings.own), folder)
+            self._pools[backend] = ProcessPool(Task(placement=placement, own=self.settings.own), folder)
             self.tell(f"{self.ranks} ranks: starting {backend} …")
-            self._crews[backend].start()
-        return self._crews[backend]
+            self._pools[backend].start()
+        return self._pools[backend]
 
     def _lose(self, backend: str) -> None:
-        if backend in self._crews:
-            self._crews.pop(backend).end(politely=False)
-
-
-def left_early(answers: list[dict[str, Any]]) -> str | None:
-    """Whether a rank left a barrier before another one had come to it."""
-    moments = [answer["moments"] for answer in answers]
-    if any(pair is None for pair in moments):
-        return None
-    came, went = [pair[0] for pair in moments], [pair[1] for pair in moments]
-    if max(came) <= min(went):
-        return None
-    early, late = went.index(min(went)), came.index(max(came))
-    return f"rank {early} left the barrier {(max(came) - min(went)) / 1e6:.1f} ms before rank {late} came to it"
+        if backend in self._pools:
+            self._pools.pop(backend).end(politely=False)
 
 
 def measure(settings: Settings, folder: Path, tell: Tell) -> list[Cell]:

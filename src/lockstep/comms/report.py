@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lockstep.backends.costs.cells import Cell, Fitted
 from lockstep.comms.capabilities import COLUMNS, ROWS, Answer
-from lockstep.comms.cells import Cell, Fitted
+from lockstep.units import digits
 
 CELL_HEADERS = ["bytes", "backend", "median µs", "5–95 % µs", "min µs", "n", "alg GB/s", "bus GB/s", "result"]
 CELL_RIGHT = (0, 2, 3, 4, 5, 6, 7)
@@ -44,12 +45,7 @@ def line_row(fitted: Fitted) -> list[str]:
 
 
 def number(value: float | None) -> str:
-    """Three digits that count."""
-    if value is None:
-        return "–"
-    if value >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
+    return "–" if value is None else digits(value, 3)
 
 
 def capability_table(answers: Sequence[Answer]) -> tuple[list[str], list[list[str]], list[str]]:

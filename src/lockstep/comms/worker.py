@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from lockstep.comms import segments
-from lockstep.comms.plan import Task
+from lockstep.backends.costs.plan import Task
+from lockstep.backends.mpi import segments
+from lockstep.backends.ranks import Rank, detect
 from lockstep.errors import InputError
-from lockstep.parallel.ranks import Rank, detect
 from lockstep.process import die_with_parent, pin, redirect_output
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def rank_folder(folder: Path, rank: int) -> Path:
     return folder / "ranks" / f"{rank:04d}"
 
 
-class Line:
+class Pipes:
     """Both pipes of a rank."""
 
     def __init__(self, folder: Path) -> None:
@@ -76,24 +76,24 @@ def main() -> None:
     mine = rank_folder(folder, rank.rank)
     redirect_output(mine / "log.txt")
     (mine / "pid").write_text(str(os.getpid()))
-    line = Line(mine)
+    pipes = Pipes(mine)
     if placement.pin and placement.device == "cpu":
         pin(rank.local_rank, rank.local_world, placement.threads or 1)
     try:
-        _serve(task, rank, folder, line)
+        _serve(task, rank, folder, pipes)
     except BaseException as error:
         traceback.print_exc()
-        line.answer(_account(error))
-        from lockstep.parallel.group import exit_now
+        pipes.answer(_account(error))
+        from lockstep.backends.group import exit_now
 
         exit_now(3)
 
 
-def _serve(task: Task, rank: Rank, folder: Path, line: Line) -> None:
+def _serve(task: Task, rank: Rank, folder: Path, pipes: Pipes) -> None:
     import torch
 
+    from lockstep.backends import group
     from lockstep.comms.collectives import CASES, Own
-    from lockstep.parallel import group
     from lockstep.plugins import load_object
 
     placement = task.placement
@@ -106,16 +106,16 @@ def _serve(task: Task, rank: Rank, folder: Path, line: Line) -> None:
         try:
             Own.function = staticmethod(load_object(task.own, option="--own"))
         except InputError as error:
-            line.answer({"input_error": str(error)})
-            line.next()
+            pipes.answer({"input_error": str(error)})
+            pipes.next()
     group.join(placement, rank, folder)
-    line.answer({"ready": os.getpid()})
-    while (order := line.next())["do"] == "measure":
-        case = CASES[order["collective"]](order["size"], rank, device)
-        line.answer(measure(case, order["calls"], order["seed"], device))
+    pipes.answer({"ready": os.getpid()})
+    while (order := pipes.next())["do"] == "measure":
+        case = CASES[order["collective"]](order["collective"], order["size"], rank, device)
+        pipes.answer(measure(case, order["calls"], order["seed"], device))
         del case
     group.leave()
-    line.answer({"left": True})
+    pipes.answer({"left": True})
 
 
 def measure(case: Case, calls: int, seed: int, device: torch.device) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def measure(case: Case, calls: int, seed: int, device: torch.device) -> dict[str
         times += _timed(case, some + 1, device)[1:]
         problem = case.check(some + 1)
         checks += 1
-    return {"times_ns": times, "wrong": problem, "checks": checks, "moments": case.moments()}
+    return {"times_ns": times, "wrong": problem, "checks": checks, "moments": case.moments}
 
 
 def _timed(case: Case, calls: int, device: torch.device) -> list[int]:
@@ -161,7 +161,7 @@ def _wait(device: torch.device) -> None:
 
 
 def _account(error: BaseException) -> dict[str, Any]:
-    from lockstep.parallel.group import is_peer_loss
+    from lockstep.backends.group import is_peer_loss
 
     text = " ".join(str(error).split()) or type(error).__name__
     unsupported = isinstance(error, NotImplementedError) or any(sign in text.lower() for sign in _UNSUPPORTED)

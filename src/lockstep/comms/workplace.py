@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from lockstep.errors import InputError, LockstepError, RunCancelled
+from lockstep.launch.ending import signals_as_interrupt
 from lockstep.run import write_atomic
 
 
@@ -27,14 +26,10 @@ def workplace(out: Path | None, tell: Callable[[str], None]) -> Iterator[Path]:
         write_atomic(folder / "status.json", {"state": "running", "since": time.time()})
     except OSError as error:
         raise InputError(f"--out {folder}: {error.strerror}") from None
-
-    def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
     state, cause = "failed", None
     try:
-        yield folder
+        with signals_as_interrupt():
+            yield folder
         state = "done"
     except KeyboardInterrupt:
         state = "cancelled"
@@ -43,7 +38,6 @@ def workplace(out: Path | None, tell: Callable[[str], None]) -> Iterator[Path]:
         cause = str(error)
         raise
     finally:
-        signal.signal(signal.SIGTERM, before)
         write_atomic(folder / "status.json", {"state": state, "since": time.time(), "cause": cause})
         if out is None and state == "failed":
             tell(f"results and logs are in {folder}")

@@ -1,4 +1,4 @@
-"""Reports for the pages: made by a process of their own, one at a time, and kept as long as the runs they are of do not change."""
+"""Reports for the pages: made by a separate process, one at a time, and cached while their runs do not change."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Made:
 
     body: bytes
     live: bool = False
-    """Of a run that goes on: without the plots that the page draws live."""
+    """For a running run: without the plots that the page draws live."""
 
 
 class Documents:
@@ -57,7 +57,7 @@ class Documents:
         check_folder(self._listing.root, folder.path)
         runs = list(folder.runs_of(folder.read().items).values())
         for run in runs:
-            self._listing.run(run.id)  # a link to a folder elsewhere is in no list
+            self._listing.run(run.id)  # a link to a folder elsewhere is in no list of runs
             check_folder(self._listing.root, run.folder)
         ended = all(run.status()["state"] in OVER for run in runs)
         files = [path for path in folder.path.iterdir() if path.is_file()]
@@ -65,7 +65,7 @@ class Documents:
         return Made(self._made(Asked(study=str(folder.path)), stamp))
 
     def _made(self, asked: Asked, stamp: Hashable | None) -> bytes:
-        """Made now, or before from the same files; a stamp of None is for what changes from one moment to the next."""
+        """Make a report, or return the one made from the same files; a stamp of None means that it is never cached."""
         key = (msgspec.json.encode(asked), stamp)
         with self._one_at_a_time:
             if stamp is not None and key in self._kept:
@@ -80,13 +80,13 @@ class Documents:
 
 
 def _stamp(paths: Sequence[Path]) -> Hashable:
-    """Every file of a run that matters is replaced by a rename, which changes its folder; so is what was measured beside it."""
+    """Every relevant file of a run, and the measurements beside it, is replaced by a rename, which changes its folder's time stamp."""
     found = [beside for path in paths for beside in (path, path / BESIDE) if beside.exists()]
     return tuple((str(path), path.stat().st_mtime_ns) for path in found)
 
 
 def _make(asked: Asked) -> bytes:
-    # -P: what lies in the folder that we were started in is not imported.
+    # -P: nothing is imported from the current folder.
     command = [sys.executable, "-P", "-m", "lockstep.dashboard.maker"]
     environment = {**os.environ, PARENT: str(os.getpid())}
     try:

@@ -1,4 +1,4 @@
-"""The list of runs and studies: kept in memory, looked at anew at most every other second, filtered, sorted and cut into pages here."""
+"""The list of runs and studies: kept in memory, refreshed at most every other second, filtered, sorted and paged here."""
 
 from __future__ import annotations
 
@@ -6,23 +6,31 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from lockstep import index
 from lockstep.dashboard.security import Refused, leads_inside
 from lockstep.errors import InputError
 from lockstep.index import Row
+from lockstep.metrics import RECORDED
 from lockstep.run import Run, runs_root
 from lockstep.study.folder import StudyFolder, list_studies
-from lockstep.study.plan import Planned
+from lockstep.study.plan import Planned, plain
 
 PAGE = 50
 LEAST_S = 1.0
-# Looking may take this share of one core: the runs need the others, and this one.
+# Refreshing may take this share of one core: the runs need the rest.
 SHARE = 0.03
-SORTS = (
+# The columns that hold figures, and how the page names and writes them.
+FIGURES = {
+    name: {"label": figure.label, "unit": figure.unit, "better": figure.better}
+    for name in ("test_accuracy", "train_seconds", "images_per_second")
+    if (figure := RECORDED[name])
+}
+Sort = Literal[
     "created",
     "id",
     "state",
@@ -33,42 +41,36 @@ SORTS = (
     "test_accuracy",
     "train_seconds",
     "images_per_second",
-)
+]
 UNDER_WAY = ("starting", "running")
 SEARCHED = ("id", "state", "model", "data", "launcher", "precision")
 
 
-@dataclass(frozen=True)
-class Query:
-    """What part of the list is asked for."""
+class Query(msgspec.Struct, frozen=True):
+    """Which part of the list is requested."""
 
-    words: tuple[str, ...] = ()
+    words: str = ""
     state: str = ""
-    sort: str = "created"
+    sort: Sort = "created"
     down: bool = True
-    page: int = 1
+    page: Annotated[int, msgspec.Meta(ge=1, lt=10**9)] = 1
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> Query:
-        sort, page = given.get("sort", "created"), given.get("page", "1")
-        if sort not in SORTS:
-            raise Refused(400, f"sort: one of {', '.join(SORTS)}")
-        if not page.isascii() or not page.isdigit() or not 1 <= int(page[:9]) == int(page):
-            raise Refused(400, "page: a number from 1 on")
-        words = tuple(given.get("words", "")[:200].lower().split())
-        return cls(words, given.get("state", ""), sort, given.get("down", "1") != "0", int(page))
+        try:
+            return msgspec.convert(given, cls, strict=False)
+        except msgspec.ValidationError as error:
+            raise Refused(400, str(error)) from None
 
     def fits(self, row: Row) -> bool:
         if self.state and self.state != group_of(row["state"]):
             return False
-        if not self.words:
-            return True
-        text = " ".join(str(row.get(key) or "") for key in SEARCHED).lower()
-        return all(word in text for word in self.words)
+        text = " ".join(str(row.get(key) or "") for key in SEARCHED).lower() if self.words else ""
+        return all(word in text for word in self.words.lower().split())
 
 
 def group_of(state: str) -> str:
-    """States as people look for them."""
+    """States grouped as people search for them."""
     return "under way" if state in UNDER_WAY else "failed" if state in ("failed", "stalled") else state
 
 
@@ -87,11 +89,11 @@ class Listing:
         return self._look()[0]
 
     def _look(self, now: bool = False) -> tuple[list[Row], dict[str, int]]:
-        """All rows, and the place of each by its name; from memory, unless it is time to look again."""
+        """All rows, and the index of each by its name; from memory, unless it is time to refresh."""
         with self._lock:
             if now or time.monotonic() >= self._again_at:
                 began = time.thread_time()
-                # What is no longer needed goes first: ten thousand rows twice would be as much memory as all the rest.
+                # The old rows are freed first: ten thousand rows twice would take as much memory as everything else.
                 self._rows = []
                 self._rows = [self._row(row) for row in index.rows(self.root)]
                 self._places = {row["id"]: place for place, row in enumerate(self._rows)}
@@ -110,7 +112,7 @@ class Listing:
 
     def run(self, name: str) -> Run:
         """A run by its whole name, which must be in the list: no path is made of what a browser sends."""
-        for now in (False, True):  # it may have begun since the last look
+        for now in (False, True):  # it may have begun since the last refresh
             rows, places = self._look(now)
             if name in places:
                 return Run(self.root / rows[places[name]]["id"])
@@ -147,7 +149,7 @@ class Listing:
         return sorted(found, key=lambda line: float(line["changed"]), reverse=True)
 
     def _folders(self) -> list[StudyFolder]:
-        """Those that are really here: a link to another place is none of ours."""
+        """Studies that are really in this folder: links to other places are ignored."""
         return [study for study in list_studies(self.root) if leads_inside(study.path / "study.json", self.root)]
 
     def _study(self, folder: StudyFolder, states: Mapping[str, str]) -> dict[str, Any] | None:
@@ -167,7 +169,7 @@ class Listing:
         return {
             "name": folder.name,
             "about": planned.study.about,
-            "runs": _plain(planned.study.name),
+            "runs": plain(planned.study.name),
             "changed": changed,
             "cells": len(planned.cells),
             "planned": len(planned.items),
@@ -176,14 +178,9 @@ class Listing:
 
 
 def _state(names: Sequence[str], states: Mapping[str, str]) -> str:
-    """Of the attempts at one run, oldest first: done where one is, else how it is with the newest."""
+    """The state of several attempts at one run, oldest first: done if one is, else the state of the newest."""
     known = [states[name] for name in names if name in states]
     return "done" if "done" in known else known[-1] if known else "to do"
-
-
-def _plain(name: str) -> str:
-    """As it stands in the names of its runs."""
-    return "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split())
 
 
 def _total_steps(run: Run) -> int | None:
@@ -194,7 +191,7 @@ def _total_steps(run: Run) -> int | None:
 
 
 def _sorted(rows: list[Row], query: Query) -> list[Row]:
-    """By a column; runs that have nothing there come last, whichever way."""
+    """Sort by a column; runs without a value come last in both directions."""
     known = [row for row in rows if row.get(query.sort) is not None]
     unknown = [row for row in rows if row.get(query.sort) is None]
     return sorted(known, key=lambda row: row[query.sort], reverse=query.down) + unknown

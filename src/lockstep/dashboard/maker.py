@@ -1,6 +1,6 @@
-"""`python -m lockstep.dashboard.maker`: one report as JSON on stdout, asked for as JSON on stdin.
+"""`python -m lockstep.dashboard.maker`: one report as JSON on stdout, requested as JSON on stdin.
 
-In a process of its own: a run of a million steps takes hundreds of megabytes to look through, which are given back when it ends.
+It is a separate process because reading a run of a million steps takes hundreds of megabytes, which are freed when it ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NICENESS = 10
 
 
 class Asked(msgspec.Struct):
-    """Folders of runs, or that of a study; what is live is drawn by the page itself."""
+    """Folders of runs, or that of a study; the page itself draws the live parts."""
 
     runs: list[str] = []
     study: str = ""

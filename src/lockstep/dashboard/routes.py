@@ -1,4 +1,4 @@
-"""From a request to its answer. Paths are fixed words; runs and studies are looked up in the list by what the query says."""
+"""From a request to its answer. Paths are fixed; runs and studies are looked up in the list by the query's names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import msgspec
 
 from lockstep.dashboard import assets, stopping
 from lockstep.dashboard.documents import Documents
-from lockstep.dashboard.listing import Listing, Query
+from lockstep.dashboard.listing import FIGURES, Listing, Query
 from lockstep.dashboard.live import Event, LiveRun
 from lockstep.dashboard.security import Guard, Refused, check_folder
 from lockstep.errors import InputError
@@ -23,7 +23,7 @@ from lockstep.run import Run, Spec
 
 TICK_S = 1.0
 LIST_TICK_S = 2.0
-# A line now and then, so that a browser that has gone is noticed.
+# A comment line now and then, so that a closed browser is noticed.
 SIGN_S = 10.0
 MOST_STREAMS = 64
 JSON = "application/json"
@@ -54,15 +54,15 @@ Events = Generator[list[Event], None, None]
 
 
 class Stream:
-    """Events for one page, with its permit. Closing gives the permit back, also where nobody has asked for a single event: a generator
-    that was never begun would not get to its end."""
+    """Events for one page, with its permit. Closing returns the permit, also if no event was ever requested: a generator
+    that was never started would not run its cleanup."""
 
     def __init__(self, permits: threading.BoundedSemaphore, events: Events) -> None:
         if not permits.acquire(blocking=False):
             raise Refused(503, f"more than {MOST_STREAMS} pages are open")
         self._permits, self._events, self._open = permits, events, True
         try:
-            # The first events are made before the answer begins, so that an error is an error.
+            # The first events are made before the answer begins, so that an error gets an error status.
             self._first: list[list[Event]] = [next(events)]
         except BaseException:
             self.close()
@@ -142,7 +142,8 @@ class App:
 
     def _list(self, request: Request) -> Answer:
         view = self._view(request)
-        return Answer(assets.page("Lockstep dashboard", "list.js", {**view, "root": str(self._listing.root)}))
+        given = {**view, "root": str(self._listing.root), "figures": FIGURES}
+        return Answer(assets.page("Lockstep dashboard", "list.js", given))
 
     def _run(self, request: Request) -> Answer:
         run = self._listing.run(request.one("id"))

@@ -19,7 +19,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 TOKEN_HEADER = "X-Lockstep-Token"
-# Only our own files; no inline script, style or handler; in nobody's frame.
+# Only our own files; no inline script, style or handler; not in a frame.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data: blob:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -56,18 +56,18 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 class Guard:
-    """What a request must bring. The token is for changes; beyond loopback, looking needs a cookie that the token gives."""
+    """What a request must carry. Changes need the token; beyond loopback, reading needs a cookie that the token gives."""
 
     def __init__(self, host: str, port: int) -> None:
         self.host = host.lower()
         self.open = not is_loopback(self.host)
         self.token = secrets.token_urlsafe(24)
         self._session = secrets.token_urlsafe(24)
-        # Cookies do not know ports: two dashboards of one host must not take each other's.
+        # Cookies ignore ports: two dashboards of one host must not use each other's.
         self._cookie_name = f"lockstep-{port}"
 
     def check_host(self, headers: Message) -> None:
-        """A name that an attacker has pointed at this address is in the Host header; addresses cannot be pointed elsewhere."""
+        """A name that an attacker has pointed at this address shows in the Host header; an IP address cannot be pointed elsewhere."""
         given = headers.get_all("Host") or []
         name = _host_name(given[0]) if len(given) == 1 else None
         if name is None or not self._known(name):
@@ -79,7 +79,7 @@ class Guard:
         return _address(name) is not None or name in ("localhost", self.host, socket.gethostname().lower())
 
     def check_same_site(self, headers: Message) -> None:
-        """Browsers say where a request comes from; pages of others have no business here."""
+        """Browsers state the origin of a request; requests from pages of other sites are refused."""
         if headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
             raise Refused(403, "asked for by a page of another site")
 
@@ -87,7 +87,7 @@ class Guard:
         return not self.open or self._has_cookie(headers)
 
     def check_change(self, headers: Message) -> None:
-        """Of our own page, and with the token. A form of another site can send neither."""
+        """The request must come from our own page and carry the token. A form of another site can do neither."""
         origin = urlsplit(headers.get("Origin", ""))
         if origin.scheme not in ("http", "https") or origin.netloc != headers.get("Host"):
             raise Refused(403, "only the dashboard's own page may change anything")
@@ -126,7 +126,7 @@ def check_folder(root: Path, folder: Path) -> None:
         try:
             mode = path.lstat().st_mode
         except OSError:
-            continue  # replaced or gone since it was listed: runs go on
+            continue  # replaced or removed since it was listed: runs go on
         if stat.S_ISLNK(mode) and not leads_inside(path, top):
             raise Refused(403, f"{path.relative_to(folder)} is a link that leads out of the folder of runs: not read")
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
@@ -134,7 +134,7 @@ def check_folder(root: Path, folder: Path) -> None:
 
 
 def _everything(folder: Path) -> Iterator[Path]:
-    for here, folders, files in os.walk(folder):  # does not go through links
+    for here, folders, files in os.walk(folder):  # does not follow links
         yield from (Path(here, name) for name in (*folders, *files))
 
 
@@ -146,7 +146,7 @@ def leads_inside(path: Path, root: Path) -> bool:
 
 
 def read_at(root: Path, path: Path, offset: int, most: int) -> bytes | None:
-    """Bytes of a file that may be growing; None where it is not there (yet), is no plain file, or lies outside of the root."""
+    """Bytes of a file that may be growing; None if it is missing, not a regular file, or outside of the root."""
     try:
         if not leads_inside(path.parent, root):
             return None

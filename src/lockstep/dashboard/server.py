@@ -1,4 +1,4 @@
-"""The server: the standard library's, a thread for each connection. What is asked for and who may ask is decided in routes.py and security.py."""
+"""The server: the standard library's, with a thread per connection. routes.py and security.py decide what is answered and to whom."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import socketserver
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -38,10 +39,10 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(b"")
 
     def do_POST(self) -> None:
-        # One length, of as many digits as the limit has: neither zeros before it nor a second one get past the limit.
+        # One length, with at most as many digits as the limit: neither leading zeros nor a second header get past the limit.
         lengths = self.headers.get_all("Content-Length", [])
         if len(lengths) != 1 or not re.fullmatch("[0-9]{1,4}", lengths[0]) or int(lengths[0]) > MOST_BODY:
-            self.rfile.read1(1 << 16)  # what is not read would cut off our answer
+            self.rfile.read1(1 << 16)  # an unread body would cut off our answer
             self._refuse(Refused(413, f"send a body of at most {MOST_BODY} bytes, with its length"))
             return
         self._answer(self.rfile.read(int(lengths[0])))
@@ -57,7 +58,7 @@ class Handler(BaseHTTPRequestHandler):
         except LockstepError as error:
             self._refuse(Refused(409, str(error)))
         except ValueError:
-            self._refuse(Refused(400, "an address that is none"))
+            self._refuse(Refused(400, "not a valid address"))
         except Exception as error:
             self._refuse(Refused(500, self._note(error)))
         else:
@@ -68,7 +69,7 @@ class Handler(BaseHTTPRequestHandler):
                     self._stream(answer)
 
     def _note(self, error: Exception) -> str:
-        """A bug of ours, or a run folder like no other: one line at the terminal, and the server goes on."""
+        """A bug, or an unexpected run folder: print one line at the terminal and continue."""
         said = f"{type(error).__name__}: {error}"
         print(printable(f"lockstep dashboard: {self.path.partition('?')[0]}: {said}"), file=sys.stderr)
         return said
@@ -82,22 +83,20 @@ class Handler(BaseHTTPRequestHandler):
         self._send(answer)
 
     def _send(self, answer: Answer) -> None:
-        self.send_response(answer.status)
-        for name, value in {**HEADERS, "Content-Type": answer.kind, **answer.headers}.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(answer.body)))
-        if self.close_connection:
-            self.send_header("Connection", "close")
-        self.end_headers()
+        self._head(answer.status, answer.kind, {**answer.headers, "Content-Length": str(len(answer.body))})
         self.wfile.write(answer.body)
+
+    def _head(self, status: int, kind: str, headers: Mapping[str, str]) -> None:
+        closing = {"Connection": "close"} if self.close_connection else {}
+        self.send_response(status)
+        for name, value in {**HEADERS, "Content-Type": kind, **headers, **closing}.items():
+            self.send_header(name, value)
+        self.end_headers()
 
     def _stream(self, stream: Stream) -> None:
         """Server-sent events, until the page is closed, the run has ended or the server ends."""
         self.close_connection = True
-        self.send_response(200)
-        for name, value in {**HEADERS, "Content-Type": "text/event-stream", "Connection": "close"}.items():
-            self.send_header(name, value)
-        self.end_headers()
+        self._head(200, "text/event-stream", {})
         sent = time.monotonic()
         try:
             for events in stream:
@@ -113,7 +112,7 @@ class Handler(BaseHTTPRequestHandler):
             self._note(error)  # the page asks again by itself
 
     def log_message(self, format: str, *args: object) -> None:
-        """Quiet: a page asks every moment, and its addresses are nobody's business."""
+        """No access log: a page sends requests all the time."""
 
 
 def _frames(events: list[Event]) -> bytes:
@@ -123,7 +122,7 @@ def _frames(events: list[Event]) -> bytes:
 
 
 def _sent(data: object) -> object:
-    """A chart goes with its spec, which the page draws it by."""
+    """A chart with the spec that the page draws it from."""
     return for_page(data) if isinstance(data, AnyChart) else data
 
 
@@ -141,19 +140,19 @@ class Server(ThreadingHTTPServer):
         self.app = App(root, Guard(host, self.server_port))
 
     def server_bind(self) -> None:
-        """Without asking the name service what this machine is called, which can take seconds."""
+        """Bind without a reverse DNS lookup, which can take seconds."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     @property
     def address(self) -> str:
-        """What to open: with the token in the part that browsers keep to themselves."""
+        """The address to open, with the token in the fragment, which browsers do not send."""
         host = str(self.server_address[0])
         shown = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
         return f"http://{shown}:{self.server_port}/#token={self.app.guard.token}"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A browser that has gone is no error; everything else is answered in the handler."""
+        """A closed browser is not an error; everything else is answered in the handler."""
         if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 

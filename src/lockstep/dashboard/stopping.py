@@ -1,7 +1,7 @@
-"""Stopping a run as Ctrl-C would: a signal to the process that watches it, once it is certain that this is the one.
+"""Stop a run as Ctrl-C would: signal its supervisor, once it is certain that this process is the supervisor.
 
-A recorded pid may belong to somebody else by now. So the process is held by a descriptor first (a pid that is held cannot be given
-away), then looked at, then told.
+A recorded pid may have been reused. So the process is first held by a descriptor (the pid of a held process cannot be
+reused), then checked, then signalled.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lockstep.errors import InputError
 from lockstep.run import Run
 
 PROC = Path("/proc")
-# The clock of processes and that of files may be set apart a little.
+# The clocks of processes and of files may differ slightly.
 CLOCKS_S = 2.0
 
 
@@ -30,11 +30,11 @@ class CannotStop(Exception):
 class Watcher:
     pid: int
     study: bool
-    """It runs a whole study, which stops with this run."""
+    """It runs a study, which stops with this run."""
 
 
 def watcher(run: Run) -> Watcher:
-    """The process that watches the run, checked; raises CannotStop otherwise."""
+    """The checked supervisor of the run; raises CannotStop otherwise."""
     status = run.status()
     if status["state"] not in ("starting", "running"):
         raise CannotStop(f"it is not under way: {status['state']}")
@@ -56,7 +56,7 @@ def watcher(run: Run) -> Watcher:
 
 
 def stop(run: Run) -> Watcher:
-    """Tell it. It ends the ranks in order, keeps what was measured, and writes 'cancelled'."""
+    """Signal it. It ends the ranks in order, keeps what was measured, and writes 'cancelled'."""
     pid = run.recorded_status().get("supervisor_pid")
     with _held(pid) as handle:
         found = watcher(run)

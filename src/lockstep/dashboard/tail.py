@@ -1,57 +1,39 @@
-"""Following files that grow, by byte offset: whole lines only, from the start again where a file has been cut or replaced."""
+"""Follow files that grow: whether any of them has changed, and what was appended to a log."""
 
 from __future__ import annotations
 
 import codecs
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from lockstep import shapes
 from lockstep.dashboard.security import read_at
-from lockstep.reading import Damaged, checked
 
-MOST_BYTES = 1 << 20
 TAIL_BYTES = 64 << 10
 
 
-class Records:
-    """A JSONL file of epochs, as far as it has been written: the latest record of each epoch."""
+class Changes:
+    """Small files that are read anew when one of them has changed."""
 
-    def __init__(self, root: Path, path: Path) -> None:
-        self._root, self._path = root, path
-        self._offset, self._head = 0, b""
-        self.epochs: dict[int, dict[str, Any]] = {}
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
+        self._seen: list[tuple[int, int] | None] = []
 
     def look(self) -> bool:
-        """Read on; whether anything has changed. A last line without its end is left for the next time."""
-        head = read_at(self._root, self._path, 0, len(self._head))
-        before = len(self.epochs)
-        fresh = head != self._head
-        if fresh:  # another file by that name, or a shorter one
-            self._offset, self._head, self.epochs = 0, b"", {}
-        data = read_at(self._root, self._path, self._offset, MOST_BYTES) or b""
-        whole = data.rpartition(b"\n")[0]
-        if not whole and len(data) == MOST_BYTES:
-            self._offset += len(data)  # no record of ours is that long
-            return False
-        if not whole:
-            return fresh and bool(before)
-        if not self._offset:
-            self._head = whole.partition(b"\n")[0]
-        self._offset += len(whole) + 1
-        for line in whole.split(b"\n"):
-            self._add(line)
-        return True
+        """Whether any has changed since the last look."""
+        before, self._seen = self._seen, [_stamp(path) for path in self._paths]
+        return self._seen != before
 
-    def _add(self, line: bytes) -> None:
-        with suppress(Damaged):
-            record = checked(line, shapes.Epoch, self._path.name)
-            self.epochs[record["epoch"]] = record
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
 
 
 class Text:
-    """The end of a log, and then what is added to it."""
+    """The end of a log, then what is appended to it."""
 
     def __init__(self, root: Path, path: Path) -> None:
         self._root, self._path = root, path
@@ -74,7 +56,7 @@ class Text:
         cut = again and self._offset > 0
         self._offset += len(data)
         if cut:
-            data = data.partition(b"\n")[2] or data  # not from the middle of a line
+            data = data.partition(b"\n")[2] or data  # do not start in the middle of a line
         return self._decoder.decode(data), again
 
     def _size(self) -> int | None:

@@ -3,7 +3,8 @@
     data = open_data("mnist")
     data.train_images.shape      # (60000, 1, 28, 28), uint8, memory-mapped, read-only
 
-Neither torch nor numpy is imported until a data set is opened.
+May import machine/ and the files at the top; neither torch nor numpy is imported until a data set is opened. Its door is `open_data`, and
+for training batches.py.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class DataSet:
 
 def open_data(
     name: str,
-    data_root: Path | None = None,
+    data_root: Path | str | None = None,
     *,
     scratch: Path | None = None,
     offline: bool = False,
@@ -64,17 +65,18 @@ def open_data(
     DataError when the data cannot be had.
     """
     # Imported here, not above: they bring numpy with them, and `lockstep --help` has no use for it.
-    from lockstep.data.voice import Voice
+    from lockstep.data.logger import Logger
 
-    voice = Voice(quiet)
+    logger = Logger(quiet)
     if is_spec(name):
         from lockstep.data.userdata import open_user
 
-        found = open_user(name, scratch, voice)
+        found = open_user(name, scratch, logger)
         return _data_set(found, found.meta.origin)
     from lockstep.data.store import is_offline, open_entry
 
-    return _data_set(*open_entry(find(name), data_root, voice, is_offline(offline)))
+    root = Path(data_root) if data_root else None
+    return _data_set(*open_entry(find(name), root, logger, is_offline(offline)))
 
 
 def _data_set(found: Resident, origin: str) -> DataSet:

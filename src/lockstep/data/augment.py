@@ -24,7 +24,7 @@ Array = NDArray[Any]
 GREY = 127.5
 # How much of each colour goes into the brightness of a pixel (ITU-R BT.601), as in PIL.
 LUMA = (0.299, 0.587, 0.114)
-# Up to so many pixels, sums of bytes are whole numbers below 2^24: exact in float32, whatever the order of adding.
+# Up to this many pixels, sums of bytes are whole numbers below 2^24: exact in float32, whatever the order of adding.
 EXACT_SUM = 2**24 // 255
 
 
@@ -50,8 +50,8 @@ class Augmenter:
         """Draw for each key. A sample's draws do not depend on which of the techniques are used."""
         settings, shape = self._settings, self._shape
         draws = uniform(keys.cpu(), Stream.AUGMENT, 9).double().numpy()
-        place, side, light, angle, square = np.split(draws, (2, 3, 6, 7), axis=1)
-        shift = (place * (2 * settings.crop + 1)).astype(np.int64) - settings.crop
+        offset, side, light, angle, square = np.split(draws, (2, 3, 6, 7), axis=1)
+        shift = (offset * (2 * settings.crop + 1)).astype(np.int64) - settings.crop
         flipped = side < (0.5 if settings.flip else 0.0)
         moved = (settings.crop or settings.flip) and not settings.rotation
         return Decisions(
@@ -81,11 +81,6 @@ class Augmenter:
             for array in (first, second)
         )
         return one.to(self._device), two.to(self._device)
-
-
-def wanted(settings: Augment) -> bool:
-    """Whether anything is to be done at all."""
-    return settings != Augment()
 
 
 def colours(factors: Array, shape: tuple[int, int, int]) -> tuple[Array, Array]:
@@ -144,8 +139,8 @@ def move(images: Tensor, rows: Tensor, columns: Tensor, padding: int) -> Tensor:
     count, channels, height, width = images.shape
     if padding:
         images = functional.pad(images, (padding, padding, padding, padding))
-    places = (rows[:, :, None] + columns[:, None, :]).view(count, 1, -1).expand(-1, channels, -1)
-    return images.reshape(count, channels, -1).gather(2, places).view(count, channels, height, width)
+    positions = (rows[:, :, None] + columns[:, None, :]).view(count, 1, -1).expand(-1, channels, -1)
+    return images.reshape(count, channels, -1).gather(2, positions).view(count, channels, height, width)
 
 
 def turns(shift: Array, flipped: Array, degrees: Array, shape: tuple[int, int, int]) -> tuple[Array, Array]:
@@ -169,13 +164,13 @@ def turns(shift: Array, flipped: Array, degrees: Array, shape: tuple[int, int, i
 
 
 def turn(images: Tensor, along: Tensor, across: Tensor) -> Tensor:
-    """Each pixel is blended from the four around the place it comes from (bilinear); outside the image all is black.
+    """Each pixel is blended from the four around the position it comes from (bilinear); outside the image all is black.
 
     What a turned window shows of the image beyond the straight one is kept, where one step after the other would lose it.
     """
     # Two planes, of x and of y, seen as pairs: grid_sample reads planes faster than pairs.
-    places = (along + across).permute(0, 2, 3, 1)
-    return functional.grid_sample(images.to(torch.float32), places, align_corners=False)
+    positions = (along + across).permute(0, 2, 3, 1)
+    return functional.grid_sample(images.to(torch.float32), positions, align_corners=False)
 
 
 def squares(draws: Array, size: int, shape: tuple[int, int, int]) -> tuple[Array, Array]:

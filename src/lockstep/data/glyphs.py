@@ -61,17 +61,8 @@ SHAPES: tuple[tuple[str, ...], ...] = (
 )  # fmt: skip
 
 
-def stroke_fields(classes: tuple[tuple[str, ...], ...]) -> tuple[Floats, list[list[int]]]:
-    """Distance to the stroke for every way of writing every class, and which fields belong to which class."""
-    return _fields(classes, signed=False)
-
-
-def outline_fields(classes: tuple[tuple[str, ...], ...]) -> tuple[Floats, list[list[int]]]:
-    """As `stroke_fields`, but negative inside of the outline."""
-    return _fields(classes, signed=True)
-
-
-def _fields(classes: tuple[tuple[str, ...], ...], signed: bool) -> tuple[Floats, list[list[int]]]:
+def distance_fields(classes: tuple[tuple[str, ...], ...], signed: bool) -> tuple[Floats, list[list[int]]]:
+    """Distance to the line of every way of writing every class (`signed`: negative inside of an outline), and which fields belong to which class."""
     fields: list[Floats] = []
     owners: list[list[int]] = []
     for ways in classes:

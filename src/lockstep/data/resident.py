@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from lockstep.files import write_atomically
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -98,18 +100,15 @@ def write(folder: Path, meta: Meta, arrays: Mapping[str, NDArray[Any]]) -> None:
             # Not np.save: on a full disk it does not say that the disk is full.
             np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(array))
             stream.write(array.data)
-            _sync(stream)
+            stream.flush()
+            os.fsync(stream.fileno())
         meta.files[path.name] = FileFact(path.stat().st_size, hash_file(path), array.shape, array.dtype.str)
     write_meta(folder, meta)
 
 
 def write_meta(folder: Path, meta: Meta) -> None:
     """Replace `meta.json` in one step."""
-    temporary = folder / f".{META}.{os.getpid()}"
-    with temporary.open("wb") as stream:
-        stream.write(msgspec.json.format(msgspec.json.encode(meta), indent=2))
-        _sync(stream)
-    temporary.replace(folder / META)
+    write_atomically(folder / META, msgspec.json.format(msgspec.json.encode(meta), indent=2))
 
 
 def install(made: Path, folder: Path) -> None:
@@ -216,8 +215,3 @@ def statistics(images: NDArray[np.uint8]) -> tuple[list[float], list[float]]:
 def hash_file(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _sync(stream: Any) -> None:
-    stream.flush()
-    os.fsync(stream.fileno())

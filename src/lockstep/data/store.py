@@ -8,16 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.data import places, resident
+from lockstep.data import resident, sources
 from lockstep.data.catalog import Entry
+from lockstep.data.collect import collect, warn_about
 from lockstep.data.decode import Rejected, check, to_arrays
-from lockstep.data.fetch import Unwritable
-from lockstep.data.gather import gather
-from lockstep.data.locks import hold, set_aside, working_folder
-from lockstep.data.places import Gathered
+from lockstep.data.download import Unwritable
+from lockstep.data.logger import Logger
 from lockstep.data.resident import Damage, Meta, Resident, RootFact
-from lockstep.data.voice import Voice
+from lockstep.data.sources import Collected
+from lockstep.data.workspace import set_aside, working_folder
 from lockstep.errors import DataError, InputError
+from lockstep.files import locked
 from lockstep.machine.cache import cache_folder
 
 if TYPE_CHECKING:
@@ -29,22 +30,22 @@ def is_offline(asked: bool = False) -> bool:
     return asked or os.environ.get("LOCKSTEP_OFFLINE", "").lower() not in ("", "0", "no", "false")
 
 
-def open_entry(entry: Entry, root: Path | None, voice: Voice, offline: bool) -> tuple[Resident, str]:
+def open_entry(entry: Entry, root: Path | None, logger: Logger, offline: bool) -> tuple[Resident, str]:
     """The resident set, made first where needed, and one line that says where it came from."""
-    root = _checked_root(entry, root, voice)
+    root = _checked_root(entry, root)
     folder = cache_folder() / entry.name
     found = _usable(entry, resident.open_folder(folder))
-    if isinstance(found, Resident) and _settled(entry, found.meta, root):
-        return found, _origin(found.meta, root, voice)
-    with _workshop(entry, voice) as work:
+    if isinstance(found, Resident) and _root_is_current(entry, found.meta, root):
+        return found, _origin(found.meta, root, logger)
+    with _workspace(entry, logger) as work:
         # Whoever held the lock before us may have done it all.
         found = _usable(entry, resident.open_folder(folder))
-        if not (isinstance(found, Resident) and _settled(entry, found.meta, root)):
-            found = _prepare(entry, root, folder, found, work, voice, offline)
-    return found, _origin(found.meta, root, voice)
+        if not (isinstance(found, Resident) and _root_is_current(entry, found.meta, root)):
+            found = _prepare(entry, root, folder, found, work, logger, offline)
+    return found, _origin(found.meta, root, logger)
 
 
-def _checked_root(entry: Entry, root: Path | None, voice: Voice) -> Path | None:
+def _checked_root(entry: Entry, root: Path | None) -> Path | None:
     if root is None or entry.kind == "drawn":
         return None
     root = root.expanduser().absolute()
@@ -58,10 +59,7 @@ def _usable(entry: Entry, found: Resident | Damage | None) -> Resident | Damage 
     if isinstance(found, Resident):
         if found.meta.edition != _edition(entry):
             return None
-        if tuple(found.meta.shape) != entry.shape or found.meta.counts != {
-            "train": entry.train,
-            "test": entry.test,
-        }:
+        if (found.meta.shape, found.meta.counts) != (entry.shape, {"train": entry.train, "test": entry.test}):
             return Damage(found.folder / resident.META, f"does not describe {entry.name}")
     return found
 
@@ -74,30 +72,28 @@ def _edition(entry: Entry) -> int:
     return EDITION
 
 
-def _settled(entry: Entry, meta: Meta, root: Path | None) -> bool:
-    """Whether nothing is left to find out about the data root: its files were read and have not changed."""
+def _root_is_current(entry: Entry, meta: Meta, root: Path | None) -> bool:
+    """Whether the files of the data root were read before and have not changed since."""
     if root is None:
         return True
     fact = meta.roots.get(str(root))
-    return fact is not None and fact.stamp == places.stamp(entry, root)
+    return fact is not None and fact.stamp == sources.stamp(entry, root)
 
 
-def _origin(meta: Meta, root: Path | None, voice: Voice) -> str:
+def _origin(meta: Meta, root: Path | None, logger: Logger) -> str:
     fact = meta.roots.get(str(root)) if root else None
     if fact and fact.problem:
-        voice.note(f"data root {root} is not used: {fact.problem}")
+        logger.info(f"data root {root} is not used: {fact.problem}")
     return fact.origin if fact and fact.origin else meta.origin
 
 
 @contextlib.contextmanager
-def _workshop(entry: Entry, voice: Voice) -> Iterator[Path]:
+def _workspace(entry: Entry, logger: Logger) -> Iterator[Path]:
     """A working folder in the cache, under the lock of the set; trouble with the disk becomes one line."""
     cache = cache_folder()
     try:
-        locks = cache / ".locks"
-        locks.mkdir(parents=True, exist_ok=True)
         with (
-            hold(locks / f"{entry.name}.lock", voice, entry.name),
+            locked(cache / ".locks" / f"{entry.name}.lock", f"preparing {entry.name}", logger.info),
             working_folder(cache / ".tmp" / entry.name) as work,
         ):
             yield work
@@ -117,23 +113,23 @@ def _prepare(
     folder: Path,
     found: Resident | Damage | None,
     work: Path,
-    voice: Voice,
+    logger: Logger,
     offline: bool,
 ) -> Resident:
     """Make the set, or only look into a new data root where the cache has the set already."""
-    gathered = Gathered(entry)
+    collected = Collected(entry)
     roots: dict[str, RootFact] = {}
     if root is not None:
-        roots[str(root)] = _ask_root(gathered, root, voice)
+        roots[str(root)] = _read_root(collected, root, logger)
     if isinstance(found, Resident):
         # Both are checked against the same checksums, so the content is the same: only note the outcome.
         found.meta.roots.update(roots)
         resident.write_meta(folder, found.meta)
         return found
-    gathered.fail(f"cache {folder}", _put_aside(found, voice) if isinstance(found, Damage) else "not there")
+    collected.fail(f"cache {folder}", _set_aside_damage(found, logger) if isinstance(found, Damage) else "not there")
     made = work / "made"
     made.mkdir()
-    arrays, origin = _make(entry, gathered, work, voice, offline)
+    arrays, origin = _make(entry, collected, work, logger, offline)
     meta = resident.describe(entry.name, entry.class_names, arrays, origin)
     meta.edition, meta.roots = _edition(entry), roots
     resident.write(made, meta, arrays)
@@ -142,43 +138,42 @@ def _prepare(
     opened = resident.open_folder(folder)
     if not isinstance(opened, Resident):
         raise DataError(f"{folder} was written and cannot be read back; is the disk sound?")
-    voice.note(f"{entry.name} is ready in {folder} (from {origin})")
+    logger.info(f"{entry.name} is ready in {folder} (from {origin})")
     return opened
 
 
-def _ask_root(gathered: Gathered, root: Path, voice: Voice) -> RootFact:
-    fact = RootFact(places.stamp(gathered.entry, root))
-    bad = places.from_folder(gathered, root, "data root")
-    for path, reason in bad:
-        voice.warn(f"{path} is not used: {reason}. It is left where it is")
-    if gathered.missing:
-        fact.problem = gathered.tried[-1][1]
+def _read_root(collected: Collected, root: Path, logger: Logger) -> RootFact:
+    fact = RootFact(sources.stamp(collected.entry, root))
+    bad = sources.from_folder(collected, root, "data root")
+    warn_about(bad, logger)
+    if collected.missing:
+        fact.problem = collected.tried[-1][1]
         if not bad:
-            voice.warn(f"data root {root} does not have {gathered.entry.name} ({fact.problem}); looking elsewhere")
+            logger.warning(f"data root {root} does not have {collected.entry.name} ({fact.problem}); looking elsewhere")
     else:
-        fact.origin = "; ".join(gathered.origins)
+        fact.origin = "; ".join(collected.origins)
     return fact
 
 
-def _put_aside(damage: Damage, voice: Voice) -> str:
+def _set_aside_damage(damage: Damage, logger: Logger) -> str:
     """Move a bad file of the cache out of the way, and say so."""
     reason = f"{damage.file.name}: {damage.reason}"
     if damage.file.exists():
         aside = set_aside(damage.file)
-        voice.warn(f"{damage.file} is not used: {damage.reason}. Moved aside to {aside}; making the set again")
+        logger.warning(f"{damage.file} is not used: {damage.reason}. Moved aside to {aside}; making the set again")
         return f"{reason} (moved aside to {aside.name})"
-    voice.warn(f"{damage.file} is missing; making the set again")
+    logger.warning(f"{damage.file} is missing; making the set again")
     return reason
 
 
 def _make(
-    entry: Entry, gathered: Gathered, work: Path, voice: Voice, offline: bool
+    entry: Entry, collected: Collected, work: Path, logger: Logger, offline: bool
 ) -> tuple[dict[str, NDArray[np.uint8]], str]:
     if entry.kind == "drawn":
         return _draw(entry), f"drawn by Lockstep, edition {_edition(entry)}"
-    gather(gathered, _downloads(entry), work, voice, offline)
+    collect(collected, _downloads(entry), work, logger, offline)
     try:
-        return to_arrays(entry, gathered.contents), "; ".join(gathered.origins)
+        return to_arrays(entry, collected.contents), "; ".join(collected.origins)
     except Rejected as error:
         raise DataError(f"data set '{entry.name}' does not have the form that the catalog says: {error}") from None
 
@@ -211,7 +206,7 @@ def published_damage(entry: Entry, found: Resident) -> list[Damage]:
     """Lay arrays out as published and check that; draw drawn ones again."""
     import numpy as np
 
-    from lockstep.data.relay import parts_of
+    from lockstep.data.encode import parts_of
 
     if entry.kind == "drawn":
         drawn = _draw(entry)

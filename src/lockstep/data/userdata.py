@@ -16,17 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.data import resident
-from lockstep.data.locks import hold, working_folder
+from lockstep.data.logger import Logger
 from lockstep.data.resident import Resident
-from lockstep.data.voice import Voice
+from lockstep.data.workspace import working_folder
 from lockstep.errors import InputError
+from lockstep.files import locked
 from lockstep.plugins import load_object, one_line
 
 _KEYS = ("train_images", "train_labels", "test_images", "test_labels")
 _WANTED = "a mapping or a tuple (train_images, train_labels, test_images, test_labels)"
 
 
-def open_user(spec: str, scratch: Path | None, voice: Voice) -> Resident:
+def open_user(spec: str, scratch: Path | None, logger: Logger) -> Resident:
     """The resident form of a user's data set in `scratch`; without one, in a folder that goes when we end."""
     if scratch is None:
         scratch = Path(tempfile.mkdtemp(prefix="lockstep-data-"))
@@ -35,7 +36,7 @@ def open_user(spec: str, scratch: Path | None, voice: Voice) -> Resident:
     folder = scratch / "user"
     try:
         scratch.mkdir(parents=True, exist_ok=True)
-        with hold(scratch / ".lock", voice, spec), working_folder(scratch / ".tmp") as work:
+        with locked(scratch / ".lock", f"preparing {spec}", logger.info), working_folder(scratch / ".tmp") as work:
             found = resident.open_folder(folder)
             if isinstance(found, Resident) and found.meta.name == spec:
                 return found
@@ -123,8 +124,8 @@ def _images(value: Any, label: str) -> NDArray[np.uint8]:
 
 
 def _looks_channels_last(shape: tuple[int, ...]) -> bool:
-    """One or three channels at the end, and before them the height and width of a picture; a long strip, as (N, 12, 500, 1), is none: that
-    is 12 channels of a signal."""
+    """One or three channels at the end, and before them the height and width of a picture. A long strip such as (N, 12, 500, 1) is not a
+    picture but a signal with 12 channels."""
     _, height, width, channels = shape
     return channels in (1, 3) and height not in (1, 3) and max(height, width) <= 4 * min(height, width)
 

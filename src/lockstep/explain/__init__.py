@@ -1,6 +1,11 @@
-"""Explain: one analyzer per question. Each answers with verdict, why (a number) and next step, from measurements only."""
+"""Explain: one analyzer per question. Each answers with verdict, why (a number) and next step, from measurements only.
+
+May import study/, verify/ and what is below them. Its door is `explain`, with the table `ANALYZERS`.
+"""
 
 from __future__ import annotations
+
+from msgspec.structs import replace
 
 from lockstep.explain import (
     accuracy,
@@ -26,13 +31,13 @@ ANALYZERS = (
     Analyzer(
         "speed-up",
         "Why are N ranks not N times faster?",
-        "Differences between ways to take the same step, measured in turns, each of which adds one cause.",
+        "Differences between contenders that take the same step in turns, each of which adds one cause.",
         speedup.answer,
     ),
     Analyzer(
         "overlap",
         "How much of the exchange is hidden?",
-        "Time computing while exchanging, divided by time exchanging.",
+        "Time spent computing while exchanging, divided by time spent exchanging.",
         overlap.answer,
     ),
     Analyzer(
@@ -50,13 +55,13 @@ ANALYZERS = (
     Analyzer(
         "accuracy",
         "Did the distribution change the accuracy, or the recipe?",
-        "A checklist of all that could change the result with the number of ranks, each with its evidence.",
+        "A checklist of everything that could change the result with the number of ranks, each with its evidence.",
         accuracy.answer,
     ),
     Analyzer(
         "overfitting",
         "Is it overfitting, and since when?",
-        "Test loss after its least value, against its own jitter from epoch to epoch.",
+        "The rise of the test loss after its minimum, against its own jitter from epoch to epoch.",
         overfitting.answer,
     ),
     Analyzer(
@@ -77,5 +82,5 @@ ANALYZERS = (
 def explain(evidence: Evidence, questions: tuple[str, ...] = ()) -> list[Finding]:
     """All findings, the costliest first; among those that cost nothing, in the order of the questions."""
     chosen = [each for each in ANALYZERS if not questions or each.name in questions]
-    found = [finding for analyzer in chosen for finding in analyzer.answer(evidence)]
+    found = [replace(finding, question=each.name) for each in chosen for finding in each.answer(evidence)]
     return sorted(found, key=lambda finding: -finding.cost)

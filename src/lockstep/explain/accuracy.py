@@ -5,20 +5,21 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import Any
 
-import msgspec
-
-from lockstep import verified
 from lockstep.explain.evidence import Evidence
 from lockstep.explain.finding import Finding
-from lockstep.explain.words import points
+from lockstep.measure.view import RunView
+from lockstep.metrics import value
 from lockstep.placement import changes_mathematics
-from lockstep.run import Run, Spec, runs_root
-from lockstep.settings import flatten
+from lockstep.run import Spec, runs_root
+from lockstep.settings import dotted
+from lockstep.units import counted, points
+from lockstep.verify import verified
 
-# Keys of a recipe that say how long and with which luck, not what.
+# Keys of a recipe that set its length and its randomness, not what is computed.
 FREE = ("seed", "batch_per_rank")
 
 
@@ -31,10 +32,10 @@ class Check:
     evidence: str
 
 
-def answer(evidence: Evidence) -> list[Finding]:
+def answer(evidence: Evidence) -> Iterator[Finding]:
     accuracy = evidence.summary.get("test_accuracy")
     if evidence.spec.plan.ranks == 1 or accuracy is None:
-        return []
+        return
     checks = checklist(evidence)
     changed = [check for check in checks if check.changed]
     alone = one_process(evidence)
@@ -45,7 +46,7 @@ def answer(evidence: Evidence) -> list[Finding]:
     noise = _noise(accuracy, spread, evidence.spec.plan.test_samples, len(alone))
     differs = difference is not None and abs(difference) > 2 * noise
     figures = {
-        "checks": [{"name": c.name, "changed": c.changed, "evidence": c.evidence} for c in checks],
+        "checks": [asdict(check) for check in checks],
         "difference": difference,
         "differs": differs,
         "noise": noise,
@@ -55,7 +56,7 @@ def answer(evidence: Evidence) -> list[Finding]:
     }
     text = "; ".join(f"{check.name}: {check.evidence}" for check in (changed or checks))
     compared = (
-        f"{points(difference)} against {len(alone)} run(s) of the same recipe in one process"
+        f"{points(difference)} against {counted(len(alone), 'run')} of the same recipe in one process"
         if difference is not None
         else "no run of the same recipe in one process to compare with"
     )
@@ -63,11 +64,11 @@ def answer(evidence: Evidence) -> list[Finding]:
     proven = _proven(proof)
     verdict, step = _verdict(changed, proof is not None, differs)
     why = f"{compared}{luck}; {proven}; {text}"
-    return [Finding(question="accuracy", verdict=verdict, why=why, next=step, figures=figures)]
+    yield Finding(verdict=verdict, why=why, next=step, figures=figures)
 
 
 def _verdict(changed: list[Check], proven: bool, differs: bool) -> tuple[str, str]:
-    """What may be said, and what to do next. That nothing changes is said only where it was proven and nothing speaks against it."""
+    """The verdict and the next step. "Nothing changes" is said only if it was proven and no evidence contradicts it."""
     verify = "lockstep verify, with the same words as this run"
     if changed:
         step = (
@@ -94,7 +95,7 @@ def _proven(proof: dict[str, Any] | None) -> str:
 
 
 def _noise(accuracy: float, spread: float | None, samples: int, runs: int) -> float:
-    """The standard deviation of a difference that luck alone makes: of seeds where it is known, else of drawing the test samples."""
+    """The standard deviation of a difference by chance alone: over seeds if known, else from sampling the test set."""
     one = spread if spread is not None else math.sqrt(max(accuracy * (1 - accuracy), 0.0) / max(1, samples))
     return float(one * math.sqrt(1 + 1 / max(1, runs)))
 
@@ -154,17 +155,17 @@ def checklist(evidence: Evidence) -> list[Check]:
 
 
 def same_recipe(one: Spec, other: Spec, free: tuple[str, ...] = FREE) -> bool:
-    """Whether two runs compute the same but for luck: the global batch counts, not how it was stated."""
+    """Whether two runs compute the same apart from randomness: the global batch counts, not how it was stated."""
     return _key(one, free) == _key(other, free)
 
 
 def _key(spec: Spec, free: tuple[str, ...]) -> dict[str, object]:
-    found = flatten(msgspec.to_builtins(spec.recipe))
+    found = dotted(spec.recipe)
     return {key: value for key, value in found.items() if key not in free}
 
 
 def one_process(evidence: Evidence) -> list[float]:
-    """Accuracies of one process with the same recipe: of the same seed where there are such runs."""
+    """Accuracies of one process with the same recipe: with the same seed if there are such runs."""
     same = [run for run in evidence.peers if run.spec().plan.ranks == 1 and same_recipe(run.spec(), evidence.spec)]
     twins = [run for run in same if run.spec().recipe.seed == evidence.spec.recipe.seed]
     return [value for run in (twins or same) if (value := _accuracy(run)) is not None]
@@ -182,5 +183,5 @@ def seed_spread(evidence: Evidence) -> float | None:
     return statistics.stdev(values) if len(values) >= 3 else None
 
 
-def _accuracy(run: Run) -> float | None:
-    return (run.summary() or {}).get("test_accuracy")
+def _accuracy(run: RunView) -> float | None:
+    return value(run, "accuracy", None)

@@ -1,22 +1,36 @@
-"""What the analyzers look at: one run with its records, what was measured beside it, and the runs it can be compared with."""
+"""What the analyzers look at: one run, and the runs it can be compared with."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from statistics import fmean
 from typing import Any
 
-import numpy as np
-
-from lockstep.measure.records import read_steps
+from lockstep import index
+from lockstep.measure.phases import Parts, Rows
+from lockstep.measure.view import RunView, view
 from lockstep.run import Run, Spec
-from lockstep.ways import BESIDE, Way, read
+from lockstep.ways import Way
 
-Rows = np.ndarray[Any, Any]
+# A run is explained beside others of its task; of ten thousand, those nearest in time.
+PEERS_EACH_WAY = 25
+
+
+def same_task(run: Run) -> list[RunView]:
+    """Finished runs of the same model and data next to it in time: the same ones for `lockstep explain` and for every report."""
+    recipe, root = run.spec().recipe, run.folder.parent
+    task = (recipe.model, recipe.data)
+    same = [row for row in index.rows(root) if (row.get("model"), row.get("data")) == task]
+    names = [row["id"] for row in same if row["state"] == "done"]
+    place = names.index(run.id) if run.id in names else len(names)
+    near = names[max(0, place - PEERS_EACH_WAY) : place] + names[place + 1 : place + 1 + PEERS_EACH_WAY]
+    peers = [view(Run(root / name)) for name in near]
+    return [peer for peer in peers if peer.state == "done"]  # it may have been damaged since it was listed
 
 
 class Evidence:
-    """One finished run, read once. `peers` are other finished runs: of the study, or of the same folder of runs."""
+    """One finished run. `peers` are other finished runs: of the study, or of the same folder of runs."""
 
     def __init__(
         self,
@@ -25,32 +39,34 @@ class Evidence:
         target: float | None = None,
         cells: Mapping[str, str] | None = None,
     ) -> None:
-        """`target`: the accuracy that a recommendation is for; unstated, the one that all runs reached. `cells`: the names of
+        """`target`: the accuracy that a recommendation is for; by default the one that all runs reached. `cells`: the names of
         the study's cells, by run id."""
-        self.run, self.target, self.cells = run, target, cells or {}
-        self.peers = [peer for peer in peers if peer.id != run.id]
+        self.run, self.target, self.cells = view(run), target, cells or {}
+        self.peers = [view(peer) for peer in peers if peer.id != run.id]
 
-    @cached_property
+    @property
     def spec(self) -> Spec:
         return self.run.spec()
 
-    @cached_property
+    @property
     def summary(self) -> dict[str, Any]:
         return self.run.summary() or {}
 
-    @cached_property
+    @property
     def epochs(self) -> list[dict[str, Any]]:
         return self.run.epochs()
 
     @cached_property
     def ranks(self) -> list[Rows]:
-        """Every rank's steps after warm-up (all of them where there are no others), cut to the steps that all ranks have."""
-        found = [read_steps(self.run.rank_folder(rank) / "steps.bin") for rank in range(self.spec.plan.ranks)]
-        settled = [rows[rows["warmup"] == 0] if (rows["warmup"] == 0).any() else rows for rows in found]
-        length = min(len(rows) for rows in settled)
-        return [rows[:length] for rows in settled]
+        """Every rank's steps after warm-up, cut to the steps that all ranks have."""
+        return self.run.after_warmup()
 
-    @cached_property
+    @property
+    def step(self) -> Parts:
+        """Mean seconds of each part of a step over all ranks, and of the whole; empty if no step was recorded by all of them."""
+        ranks = self.run.split()
+        return {name: fmean(parts[name] for parts in ranks) for name in ranks[0]} if ranks else {}
+
+    @property
     def ways(self) -> dict[str, Way]:
-        """What `lockstep explain --measure` has measured for this run, by name; empty where it has not."""
-        return read(self.run.folder / BESIDE)
+        return self.run.ways()

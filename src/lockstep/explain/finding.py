@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,10 @@ from lockstep.explain.evidence import Evidence
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer. Every number in its words is in `figures` too, for those who read them by program."""
+    """One answer. Every number in its text is in `figures` too, for programs."""
 
-    question: str
-    """The analyzer's name."""
+    question: str = ""
+    """The analyzer's name, which `explain` puts in."""
     verdict: str
     why: str
     next: str = ""
@@ -26,10 +26,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Analyzer:
-    """One question, and the function that answers it; no finding where the run has nothing to say about it."""
+    """One question, and the function that answers it; no finding if the run has no data about it."""
 
     name: str
     question: str
     definition: str
-    """One sentence: how the number comes about."""
-    answer: Callable[[Evidence], list[Finding]]
+    """One sentence: how the number is computed."""
+    answer: Callable[[Evidence], Iterable[Finding]]

@@ -2,12 +2,13 @@
 it communicates.
 
 From a trace (`lockstep run --trace 20`) it is measured, bucket by bucket. Without one DDP's own figures give it for the whole step, as a
-bound from above: DDP counts from the start of the first bucket, whether or not anything was under way all the time after it.
-Strategies that exchange after backward hide nothing, by what they are.
+upper bound: DDP counts from the start of the first bucket, whether or not a bucket was being exchanged all the time after it.
+Strategies that exchange after backward hide nothing by design.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,21 +16,21 @@ import numpy as np
 from lockstep import shapes
 from lockstep.explain.evidence import Evidence
 from lockstep.explain.finding import Finding
-from lockstep.explain.words import ms, percent
-from lockstep.measure.trace import TracedStep, common, length, read, traced_steps, union
+from lockstep.measure.traced import TracedStep, common, length, read, traced_steps, union
 from lockstep.run import read_json
+from lockstep.units import duration, percent, text
 
 AFTER_BACKWARD = ("flat", "naive", "local-sgd", "diloco")
-# What is less is not worth a word about how to hide it.
+# A smaller exposed share needs no advice.
 LITTLE = 0.03
 # PyTorch's own first bucket. Smaller messages cost little less than this: their number counts, not their size.
 SMALLEST_BUCKET = 1 << 20
-# Into so many buckets an exchange is divided that has too few: the last one, which nothing can hide, is then a quarter of it.
+# The advice divides an exchange with too few buckets into this many: the last one, which nothing can hide, is then a quarter of it.
 DIVIDE_INTO = 4
 
 
 class Seen(NamedTuple):
-    """What is known of a run's exchange; seconds of a step, means over ranks and steps."""
+    """What is known of a run's exchange: seconds per step, as means over ranks and steps."""
 
     source: str
     overlap: float
@@ -39,20 +40,20 @@ class Seen(NamedTuple):
     """From the start of the first bucket to the end of computing: what there is to hide behind."""
 
 
-def answer(evidence: Evidence) -> list[Finding]:
+def answer(evidence: Evidence) -> Iterator[Finding]:
     strategy = evidence.spec.placement.strategy
     if evidence.spec.plan.ranks == 1 or not len(evidence.ranks[0]):
-        return []
+        return
     seen = from_trace(evidence) or from_ddp(evidence)
     if strategy in AFTER_BACKWARD:
         seen = Seen("trace" if seen else "strategy", seen.overlap if seen else 0.0, [])
     if seen is None:
-        return []
-    return [_finding(evidence, seen, _times(evidence))]
+        return
+    yield _finding(evidence, seen, _times(evidence))
 
 
 def from_trace(evidence: Evidence) -> Seen | None:
-    """Measured by the marks of the traced steps, over all ranks that have some."""
+    """Measured from the traced steps, over all ranks that have a trace."""
     contents = [read(evidence.run, rank) for rank in range(evidence.spec.plan.ranks)]
     steps = [step for content in contents if content for step in traced_steps(content).values()]
     steps = [step for step in steps if step.communicating]
@@ -104,14 +105,9 @@ def from_ddp(evidence: Evidence) -> Seen | None:
 
 
 def _times(evidence: Evidence) -> dict[str, float]:
-    """Seconds of a step. All ranks leave an exchange together, so the one that spends least in it did not wait for another."""
-    exchange = np.stack([rows["exchange_ns"] for rows in evidence.ranks]) / 1e9
-    return {
-        "step_s": float(np.mean([rows["total_ns"].mean() for rows in evidence.ranks])) / 1e9,
-        "backward_s": float(np.mean([rows["backward_ns"].mean() for rows in evidence.ranks])) / 1e9,
-        "exposed_s": float(exchange.min(axis=0).mean()),
-        "waiting_s": float((exchange - exchange.min(axis=0)).mean()),
-    }
+    """Seconds of a step."""
+    names = {"step_s": "total", "backward_s": "backward", "exposed_s": "exchange", "waiting_s": "waiting"}
+    return {key: evidence.step[name] for key, name in names.items()}
 
 
 def _finding(evidence: Evidence, seen: Seen, times: dict[str, float]) -> Finding:
@@ -120,7 +116,6 @@ def _finding(evidence: Evidence, seen: Seen, times: dict[str, float]) -> Finding
     hideable = _hideable(seen, times, last)
     most = "at most " if seen.source == "ddp" else ""
     return Finding(
-        question="overlap",
         verdict=f"{most}{percent(seen.overlap)} of the exchange is hidden behind computing; {percent(exposed)} of a step is exchange that is not",
         why=_why(evidence, seen, times),
         next=_next(evidence, seen, exposed, last),
@@ -137,7 +132,7 @@ def _finding(evidence: Evidence, seen: Seen, times: dict[str, float]) -> Finding
 
 
 def _hideable(seen: Seen, times: dict[str, float], last: int) -> float:
-    """What smaller buckets could still hide: not the last of them, and not more than there is backward to hide it behind."""
+    """What smaller buckets could still hide: all but the last of them, and at most the length of backward."""
     if last <= SMALLEST_BUCKET:
         return 0.0
     target = _target(seen)
@@ -151,26 +146,26 @@ def _target(seen: Seen) -> int:
 
 
 def _why(evidence: Evidence, seen: Seen, times: dict[str, float]) -> str:
-    spent = f"{ms(times['exposed_s'])} of {ms(times['step_s'])} a step"
+    spent = f"{duration(times['exposed_s'])} of {duration(times['step_s'])} a step"
     if not seen.buckets:
         return f"strategy={evidence.spec.placement.strategy} exchanges when backward is over: {spent}"
     sizes = [bucket["bytes"] for bucket in seen.buckets]
     if len(sizes) == 1:
         return (
-            f"all gradients are in one bucket of {_size(sizes[0])}, which is full only when the last gradient is there, and then "
+            f"all gradients are in one bucket of {text(sizes[0], 'bytes')}, which is full only when the last gradient is there, and then "
             f"backward is over: nothing is left to hide behind; {spent}"
         )
     whole = sum(sizes)
     times_of = "".join(
-        f"; bucket {bucket['bucket']} ({_size(bucket['bytes'])}): {percent(bucket['overlap'])} of {ms(bucket['seconds'])}"
+        f"; bucket {bucket['bucket']} ({text(bucket['bytes'], 'bytes')}): {percent(bucket['overlap'])} of {duration(bucket['seconds'])}"
         for bucket in seen.buckets[:6]
         if "seconds" in bucket
     )
     window = seen.window or 0.0
     if window < times["exposed_s"]:
-        reason = f"only {ms(window)} of backward are left when the first of {len(sizes)} buckets is full, and {ms(times['exposed_s'])} of exchange follow"
+        reason = f"only {duration(window)} of backward are left when the first of {len(sizes)} buckets is full, and {duration(times['exposed_s'])} of exchange follow"
     else:
-        reason = f"the last of {len(sizes)} buckets holds {percent(sizes[-1] / whole)} of {_size(whole)}, and is full only when backward is over"
+        reason = f"the last of {len(sizes)} buckets holds {percent(sizes[-1] / whole)} of {text(whole, 'bytes')}, and is full only when backward is over"
     return f"{reason}; {spent}{times_of}"
 
 
@@ -184,8 +179,4 @@ def _next(evidence: Evidence, seen: Seen, exposed: float, last: int) -> str:
         return (
             f"for gradients of several megabytes strategy=ddp, which exchanges during backward; for small ones {less}"
         )
-    return f"a message of {_size(last)} costs what a smaller one does, so dividing it hides nothing: a faster backend ('lockstep comms'), {less}"
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e6:.3g} MB" if count >= 1e5 else f"{count / 1e3:.3g} kB"
+    return f"a message of {text(last, 'bytes')} costs what a smaller one does, so dividing it hides nothing: a faster backend ('lockstep comms'), {less}"

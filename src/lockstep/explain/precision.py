@@ -3,55 +3,45 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
-
-import msgspec
 
 from lockstep.explain.accuracy import same_recipe
 from lockstep.explain.evidence import Evidence
 from lockstep.explain.finding import Finding
-from lockstep.explain.words import points
 from lockstep.machine.formats import cpu_support, precision_line
-from lockstep.placement import Placement
-from lockstep.run import Run
-from lockstep.study.measures import Sample, sample, value
-from lockstep.study.statistics import Comparison, compare
+from lockstep.measure.view import RunView
+from lockstep.metrics import METRICS, value
+from lockstep.statistics import Comparison, compare
+from lockstep.units import counted, points
 
 FREE = ("seed", "batch_per_rank", "precision")
 
 
-def answer(evidence: Evidence) -> list[Finding]:
+def answer(evidence: Evidence) -> Iterator[Finding]:
     mine = evidence.spec.recipe.precision
     alike = [run for run in (evidence.run, *evidence.peers) if _alike(run, evidence)]
     formats = sorted({run.spec().recipe.precision for run in alike} - {"fp32"})
     full = [run for run in alike if run.spec().recipe.precision == "fp32"]
     if full and formats:
         chosen = [mine] if mine in formats else formats
-        return [
-            _compared(name, [r for r in alike if r.spec().recipe.precision == name], full, evidence) for name in chosen
-        ]
-    if mine == "fp32":
-        return []
-    return [
-        Finding(
-            question="precision",
+        for name in chosen:
+            yield _compared(name, [r for r in alike if r.spec().recipe.precision == name], full, evidence)
+    elif mine != "fp32":
+        yield Finding(
             verdict=f"whether {mine} is worth it is not known: there is no fp32 run of this recipe and placement",
             why=f"{precision_line(mine, evidence.spec.placement)}{_numbers(evidence.summary)}",
             next="run it with precision=fp32 too, or: lockstep study run precision",
         )
-    ]
 
 
-def _compared(name: str, mixed: Sequence[Run], full: Sequence[Run], evidence: Evidence) -> Finding:
-    pairs = _pairs([sample(run, None) for run in mixed], [sample(run, None) for run in full])
-    time = compare(*_values(pairs, "seconds"), "time")
-    accuracy = compare(*_values(pairs, "accuracy"), "accuracy")
+def _compared(name: str, mixed: Sequence[RunView], full: Sequence[RunView], evidence: Evidence) -> Finding:
+    pairs = _pairs(mixed, full)
+    time, accuracy = (compare(*_values(pairs, metric), METRICS[metric].kind) for metric in ("seconds", "accuracy"))
     memory = _ratio(pairs, "memory")
     hardware = precision_line(name, evidence.spec.placement)
     if time.effect is None:
         return Finding(
-            question="precision",
             verdict=f"whether {name} is worth it is not known: no {name} and fp32 run have the same seed",
             why=hardware,
             next="run both with the same seeds: lockstep study run precision",
@@ -60,10 +50,9 @@ def _compared(name: str, mixed: Sequence[Run], full: Sequence[Run], evidence: Ev
     accuracy_text = "not tested" if accuracy.effect is None else f"{points(accuracy.effect)} ({accuracy.verdict})"
     saved = 1 - time.effect if time.verdict in ("faster", "slower") else 0.0
     return Finding(
-        question="precision",
         verdict=verdict,
         why=f"{hardware}; time {time.effect:.3f}x, memory {'?' if memory is None else f'{memory:.2f}x'}, "
-        f"accuracy {accuracy_text}, n = {time.n} pair(s) of one seed{_numbers(mixed[0].summary() or {})}",
+        f"accuracy {accuracy_text}, n = {counted(time.n, 'pair')} of one seed{_numbers(mixed[0].summary() or {})}",
         next=f"precision={name if gains else 'fp32'}"
         if time.settled
         else "more seeds: lockstep study run precision repeats=5",
@@ -82,7 +71,7 @@ def _compared(name: str, mixed: Sequence[Run], full: Sequence[Run], evidence: Ev
 
 
 def _judged(name: str, time: Comparison, accuracy: Comparison) -> tuple[str, bool]:
-    """What the figures come to, and whether it gains anything."""
+    """The verdict from the figures, and whether there is a gain."""
     if not time.settled:
         return f"{name} seems to take {time.effect:.2f} times as long as fp32 here: not settled", False
     if time.verdict == "the same":
@@ -95,42 +84,38 @@ def _judged(name: str, time: Comparison, accuracy: Comparison) -> tuple[str, boo
     return f"{takes}: worth it", True
 
 
-def _alike(run: Run, evidence: Evidence) -> bool:
-    """The same recipe and place, whatever the number format."""
+def _alike(run: RunView, evidence: Evidence) -> bool:
+    """The same recipe and placement in any number format."""
     spec = run.spec()
-    return _place(spec.placement) == _place(evidence.spec.placement) and same_recipe(spec, evidence.spec, FREE)
+    return spec.placement == evidence.spec.placement and same_recipe(spec, evidence.spec, FREE)
 
 
-def _place(placement: Placement) -> dict[str, Any]:
-    return dict(msgspec.to_builtins(placement))
-
-
-def _pairs(ours: Sequence[Sample], theirs: Sequence[Sample]) -> list[tuple[Sample, Sample]]:
-    """Runs of one seed, one to one, in the order of time: a run that has no partner of its own is no evidence."""
-    left: dict[int, list[Sample]] = {}
-    for each in sorted(theirs, key=lambda each: each.spec.created):
-        left.setdefault(each.seed, []).append(each)
+def _pairs(ours: Sequence[RunView], theirs: Sequence[RunView]) -> list[tuple[RunView, RunView]]:
+    """Runs paired one to one by seed, in the order of time: a run without a partner is not used."""
+    left: dict[int, list[RunView]] = {}
+    for each in sorted(theirs, key=lambda each: each.spec().created):
+        left.setdefault(each.spec().recipe.seed, []).append(each)
     found = []
-    for each in sorted(ours, key=lambda each: each.spec.created):
-        if left.get(each.seed):
-            found.append((each, left[each.seed].pop(0)))
+    for each in sorted(ours, key=lambda each: each.spec().created):
+        if left.get(each.spec().recipe.seed):
+            found.append((each, left[each.spec().recipe.seed].pop(0)))
     return found
 
 
-def _values(pairs: Sequence[tuple[Sample, Sample]], metric: str) -> tuple[list[float], list[float]]:
+def _values(pairs: Sequence[tuple[RunView, RunView]], metric: str) -> tuple[list[float], list[float]]:
     known = [(value(a, metric, None), value(b, metric, None)) for a, b in pairs]
     both = [(a, b) for a, b in known if a is not None and b is not None]
     return [a for a, _ in both], [b for _, b in both]
 
 
-def _ratio(pairs: Sequence[tuple[Sample, Sample]], metric: str) -> float | None:
+def _ratio(pairs: Sequence[tuple[RunView, RunView]], metric: str) -> float | None:
     ours, theirs = _values(pairs, metric)
     ratios = [a / b for a, b in zip(ours, theirs, strict=True) if b]
     return statistics.median(ratios) if ratios else None
 
 
 def _numbers(summary: dict[str, Any]) -> str:
-    """What was counted of 16-bit trouble."""
+    """The counted overflows, underflows and lost updates."""
     numbers = summary.get("numbers")
     if not numbers:
         return ""

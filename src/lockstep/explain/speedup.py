@@ -1,29 +1,28 @@
-"""Why are N ranks not N times faster? Differences between ways to take a step within one round, each of which adds one cause (docs/explain.md).
+"""Why are N ranks not N times faster? Differences between contenders within one round, each of which adds one cause (docs/explain.md).
 
 whole / N   one process with the whole batch, divided by N: what N times as fast would be
 + batch     a rank's smaller batch is less efficient:                  plain - whole / N
-+ wrapper   what the strategy does even where it has nobody to talk to: wrapped - plain
++ wrapper   what the strategy costs even in a group of one:            wrapped - plain
 + contention  ranks share caches, memory and clock:                    apart - wrapped
 + exchange, waiting   as timed within the step when all are together
 + rest      together, less all of these: not attributed
 
-That they add up shows nothing, since all but the last terms are differences of neighbours. What can disagree, and is shown, is how much longer a
-step of all ranks together takes than one apart, beside what clocks within the step say of exchange and waiting.
+That they add up shows nothing, since all but the last terms are differences of neighbours. The real check, which is shown, compares how
+much longer a step together takes than one apart with the exchange and waiting that clocks within the step measured.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lockstep.explain.evidence import Evidence
 from lockstep.explain.finding import Finding
-from lockstep.explain.step import split
-from lockstep.explain.words import ms, percent
-from lockstep.placement import cores
-from lockstep.study.statistics import median_interval
+from lockstep.machine.cores import cores
+from lockstep.statistics import median_interval
+from lockstep.units import duration, percent
 from lockstep.ways import Way
 
 CAUSES = {
@@ -35,20 +34,22 @@ CAUSES = {
 }
 
 
-def answer(evidence: Evidence) -> list[Finding]:
-    ranks = evidence.spec.plan.ranks
-    if ranks == 1:
-        return []
+def answer(evidence: Evidence) -> Iterator[Finding]:
+    if evidence.spec.plan.ranks == 1:
+        return
     ways = evidence.ways
-    return [_measured(evidence, ways)] if "together" in ways and "whole" in ways else _from_run(evidence)
+    if "together" in ways and "whole" in ways:
+        yield _measured(evidence, ways)
+    elif evidence.step:
+        yield _from_run(evidence)
 
 
 def rounds(ways: dict[str, Way]) -> dict[str, list[float]]:
-    """Seconds of a step by cause in each round: the machine's speed of that moment is in both sides of a difference."""
+    """Seconds of a step by cause in each round, so that the machine's speed of that moment cancels in a difference."""
     whole, plain, apart, together = (ways[name] for name in ("whole", "plain", "apart", "together"))
     wrapped = ways.get("wrapped", plain)
     ideal = [seconds / together.ranks for seconds in whole.by_round]
-    # Ways that were measured by an earlier version have exchange and waiting as means over all rounds.
+    # Records of an earlier version have exchange and waiting as means over all rounds.
     means = {name: statistics.fmean(phases[name] for phases in together.phases) for name in ("exchange", "waiting")}
     found = {
         "ideal": ideal,
@@ -63,13 +64,13 @@ def rounds(ways: dict[str, Way]) -> dict[str, list[float]]:
 
 
 def losses(ways: dict[str, Way]) -> dict[str, float]:
-    """The middle over rounds of each cause; with `ideal` and `rest` they add up to the step of all ranks together."""
+    """The median over rounds of each cause; with `ideal` and `rest` they add up to the step of all ranks together."""
     found = {name: statistics.median(seconds) for name, seconds in rounds(ways).items() if name != "rest"}
     return {**found, "rest": ways["together"].seconds - sum(found.values())}
 
 
 def largest(by_round: dict[str, list[float]], causes: Sequence[str]) -> list[str]:
-    """The cause that costs most, and those that cannot be told from it; none where not even the first can be told from nothing."""
+    """The largest cause, and those that cannot be distinguished from it; none if even the largest cannot be distinguished from zero."""
     ordered = sorted(causes, key=lambda cause: -statistics.median(by_round[cause]))
     first = by_round[ordered[0]]
     if _between(first)[0] <= 0:
@@ -81,7 +82,7 @@ def largest(by_round: dict[str, list[float]], causes: Sequence[str]) -> list[str
 
 
 def _between(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of the middle; of a single round all that can be said is nothing."""
+    """The 95 % interval of the median; a single round has none."""
     found = median_interval(values)
     return (found.low, found.high) if found else (-math.inf, math.inf)
 
@@ -93,7 +94,7 @@ def _measured(evidence: Evidence, ways: dict[str, Way]) -> Finding:
     speeds = [w / t for w, t in zip(whole.by_round, together.by_round, strict=True)]
     speed_up, (slow, fast) = statistics.median(speeds), _between(speeds)
     loss = step - parts["ideal"]
-    # A slow rank has an analyzer of its own (straggler), and so have threads without a core (limits), which inflate all but the exchange.
+    # A slow rank has its own analyzer (straggler), and so have too many threads (limits), which inflate all but the exchange.
     left_out = {"waiting"} | ({"batch", "wrapper", "contention"} if crowded(evidence) else set())
     first = largest(by_round, [cause for cause in CAUSES if cause not in left_out])
     intervals = {name: _between(seconds) for name, seconds in by_round.items()}
@@ -107,27 +108,30 @@ def _measured(evidence: Evidence, ways: dict[str, Way]) -> Finding:
         "intervals_s": {name: list(ends) for name, ends in intervals.items()},
         "largest": first,
         "beyond_apart_s": statistics.median(beyond),
-        "run_step_s": _run_step(evidence),
+        "run_step_s": evidence.step.get("total"),
     }
     split_text = ", ".join(f"{name} {_with(parts[name], intervals[name])}" for name in ("ideal", *CAUSES, "rest"))
     low, high = _between(beyond)
     texts = (
-        f"a step takes {ms(step)}: {split_text} (middle and 95 % interval of n = {n} rounds of one start); together it takes "
-        f"{_with(figures['beyond_apart_s'], (low, high))} longer than apart, and clocks within the step say {ms(parts['exchange'] + parts['waiting'])} "
+        f"a step takes {duration(step)}: {split_text} (median and 95 % interval of n = {n} rounds of one start); together it takes "
+        f"{_with(figures['beyond_apart_s'], (low, high))} longer than apart, and clocks within the step say {duration(parts['exchange'] + parts['waiting'])} "
         "for exchange and waiting"
     )
     speed = f"{ranks} ranks are {speed_up:.2f} ({slow:.2f} to {fast:.2f}) times as fast as one"
     if loss <= 0.02 * step:
-        return Finding(question="speed-up", verdict=f"{speed}: nothing is lost", why=texts, figures=figures)
+        return Finding(verdict=f"{speed}: nothing is lost", why=texts, figures=figures)
     if not first:
-        verdict = f"{speed}, not {ranks} times: {ms(loss)} a step are lost, to no cause that can be told from noise"
-        return Finding(question="speed-up", verdict=verdict, why=texts, figures=figures)
+        verdict = (
+            f"{speed}, not {ranks} times: {duration(loss)} a step are lost, to no cause that can be told from noise"
+        )
+        return Finding(verdict=verdict, why=texts, figures=figures)
     if len(first) == 1:
-        blame = f"the largest loss is {first[0]} ({_with(parts[first[0]], intervals[first[0]])} of {ms(loss)} a step)"
+        blame = (
+            f"the largest loss is {first[0]} ({_with(parts[first[0]], intervals[first[0]])} of {duration(loss)} a step)"
+        )
     else:
         blame = f"the largest losses are {', '.join(first[:-1])} and {first[-1]}, which {n} rounds cannot tell apart"
     return Finding(
-        question="speed-up",
         verdict=f"{speed}, not {ranks} times: {blame}",
         why=f"{texts}; {'; '.join(f'{cause}: {CAUSES[cause]}' for cause in first)}",
         next=_advice(first[0], evidence, ways)
@@ -139,30 +143,22 @@ def _measured(evidence: Evidence, ways: dict[str, Way]) -> Finding:
 
 
 def _with(seconds: float, ends: tuple[float, float]) -> str:
-    return f"{ms(seconds)} ({ms(ends[0])} to {ms(ends[1])})"
+    return f"{duration(seconds)} ({duration(ends[0])} to {duration(ends[1])})"
 
 
-def _from_run(evidence: Evidence) -> list[Finding]:
-    """Without a probe only what the run itself has timed is known."""
-    if not len(evidence.ranks[0]):
-        return []
-    parts = split(evidence.ranks)
-    step = statistics.fmean(part["total"] for part in parts)
-    exchange = statistics.fmean(part["exchange"] for part in parts)
-    waiting = statistics.fmean(part["waiting"] for part in parts)
-    return [
-        Finding(
-            question="speed-up",
-            verdict=f"{percent(exchange / step)} of a step is exposed exchange, {percent(waiting / step)} waiting; "
-            "what else is lost has not been measured",
-            why=f"exchange {ms(exchange)}, waiting {ms(waiting)} of {ms(step)}, timed within the run's own steps",
-            next=f"lockstep explain {evidence.run.id} --measure"
-            if evidence.spec.options.script is None
-            else "exchange less often, or over a faster backend",
-            cost=exchange / step,
-            figures={"step_s": step, "parts_s": {"exchange": exchange, "waiting": waiting}},
-        )
-    ]
+def _from_run(evidence: Evidence) -> Finding:
+    """Without `--measure` only what the run itself has timed is known."""
+    step, exchange, waiting = (evidence.step[name] for name in ("total", "exchange", "waiting"))
+    return Finding(
+        verdict=f"{percent(exchange / step)} of a step is exposed exchange, {percent(waiting / step)} waiting; "
+        "what else is lost has not been measured",
+        why=f"exchange {duration(exchange)}, waiting {duration(waiting)} of {duration(step)}, timed within the run's own steps",
+        next=f"lockstep explain {evidence.run.id} --measure"
+        if evidence.spec.options.script is None
+        else "exchange less often, or over a faster backend",
+        cost=exchange / step,
+        figures={"step_s": step, "parts_s": {"exchange": exchange, "waiting": waiting}},
+    )
 
 
 def crowded(evidence: Evidence) -> bool:
@@ -173,14 +169,8 @@ def crowded(evidence: Evidence) -> bool:
 
 
 def known_cores(evidence: Evidence) -> int:
-    """The cores that the run had."""
+    """The number of cores that the run could use."""
     return int(evidence.run.environment().get("cores_machine") or cores())
-
-
-def _run_step(evidence: Evidence) -> float | None:
-    if not len(evidence.ranks[0]):
-        return None
-    return statistics.fmean(float(rows["total_ns"].mean()) for rows in evidence.ranks) / 1e9
 
 
 def _advice(first: str, evidence: Evidence, ways: dict[str, Way]) -> str:

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from lockstep.explain.evidence import Evidence
 from lockstep.explain.finding import Finding
-from lockstep.explain.step import computing
-from lockstep.explain.words import ms, percent
+from lockstep.measure.phases import computing
+from lockstep.units import duration, percent
 
 # Ranks are slow if they work this much longer than the faster half, and one of them is the last in most steps.
 SLOWER, LAST_IN = 1.05, 0.6
-# Stretches of a run are looked at in blocks, since single steps jump.
+# A temporary slow-down is looked for in blocks of steps, since single steps are noisy.
 BLOCK_STEPS, BLOCK_SLOWER = 20, 1.2
 
 
-def answer(evidence: Evidence) -> list[Finding]:
+def answer(evidence: Evidence) -> Iterator[Finding]:
     ranks = len(evidence.ranks)
     if ranks == 1 or not len(evidence.ranks[0]):
-        return []
+        return
     work = computing(evidence.ranks)
-    step = float(np.mean([rows["total_ns"].mean() for rows in evidence.ranks])) / 1e9
+    step = evidence.step["total"]
     means = work.mean(axis=1)
     lost = float((work.max(axis=0) - work.mean(axis=0)).mean())
-    # The faster half says what is usual: of a slow host several ranks are slow, and share being last.
+    # The faster half is the reference: on a slow host several ranks are slow, and take turns at being last.
     usual = float(np.median(np.sort(means)[: (ranks + 1) // 2]))
     slow = [rank for rank in range(ranks) if means[rank] >= SLOWER * usual]
     last = float(np.isin(work.argmax(axis=0), slow).mean())
@@ -39,23 +41,18 @@ def answer(evidence: Evidence) -> list[Finding]:
         "step_s": step,
     }
     if slow and last >= LAST_IN:
-        return [_slow(evidence, figures, work)]
-    stretch = _stretch(work)
-    if stretch:
-        return [_for_a_while(evidence, stretch, work, step, figures)]
-    verdict = "no rank is slow" if lost < 0.05 * step else "no rank is slow, but they take turns in being late"
-    return [
-        Finding(
-            question="straggler",
-            verdict=verdict,
-            why=f"the ranks' mean work in a step differs by {percent(float(means.max() / means.min()) - 1)}; waiting in turns costs {ms(lost)} ({percent(lost / step)}) of a step",
-            next=""
-            if lost < 0.05 * step
-            else "something else runs on these cores now and then: keep the machine free, or exchange less often",
-            cost=lost / step,
-            figures=figures,
-        )
-    ]
+        yield _slow(evidence, figures, work)
+    elif stretch := _stretch(work):
+        yield _for_a_while(evidence, stretch, work, step, figures)
+    else:
+        verdict, advice = "no rank is slow", ""
+        if lost >= 0.05 * step:
+            verdict += ", but they take turns in being late"
+            advice = "something else runs on these cores now and then: keep the machine free, or exchange less often"
+        differ = percent(float(means.max() / means.min()) - 1)
+        waiting = f"waiting in turns costs {duration(lost)} ({percent(lost / step)}) of a step"
+        why = f"the ranks' mean work in a step differs by {differ}; {waiting}"
+        yield Finding(verdict=verdict, why=why, next=advice, cost=lost / step, figures=figures)
 
 
 def _slow(evidence: Evidence, figures: dict[str, Any], work: Any) -> Finding:
@@ -66,9 +63,8 @@ def _slow(evidence: Evidence, figures: dict[str, Any], work: Any) -> Finding:
     since = f", in steps {stretch[1]:,} to {stretch[2]:,}" if stretch and slow == [stretch[0]] else ""
     one = len(slow) == 1
     return Finding(
-        question="straggler",
-        verdict=f"{_where(evidence, slow)} slow: the others wait {ms(waits)} a step for {'it' if one else 'them'}",
-        why=f"{'it works' if one else 'they work'} {ms(float(work[slow].mean()))} in a step, {figures['ratio']:.2f} times as long as the others, and "
+        verdict=f"{_where(evidence, slow)} slow: the others wait {duration(waits)} a step for {'it' if one else 'them'}",
+        why=f"{'it works' if one else 'they work'} {duration(float(work[slow].mean()))} in a step, {figures['ratio']:.2f} times as long as the others, and "
         f"{'is' if one else 'one of them is'} last in {percent(figures['last_in'])} of the steps{since}",
         next="see what else runs there, whether it is throttled, and whether the host differs ('lockstep doctor' there)",
         cost=figures["lost_s"] / figures["step_s"],
@@ -102,7 +98,6 @@ def _for_a_while(
     lost = float((part.max(axis=0) - part.mean(axis=0)).sum()) / work.shape[1]
     others = float(np.median(np.delete(part.mean(axis=1), slow)))
     return Finding(
-        question="straggler",
         verdict=f"rank {slow} was slow for a while: steps {first:,} to {last:,}",
         why=f"it worked {float(part[slow].mean()) / others:.2f} times as long as the others then, which costs {percent(lost / step)} of the whole run",
         next="something else ran on its core at that time: run it again, or keep the machine free",
@@ -112,22 +107,19 @@ def _for_a_while(
 
 
 def _stretch(work: Any) -> tuple[int, int, int] | None:
-    """The longest stretch of blocks in which one rank is much slower than the others: rank, first and last step (from 1)."""
+    """The longest sequence of blocks in which one rank is much slower than the others: rank, first and last step (from 1)."""
     ranks, steps = work.shape
     blocks = steps // BLOCK_STEPS
     if blocks < 3:
         return None
-    middle = np.median(work[:, : blocks * BLOCK_STEPS].reshape(ranks, blocks, BLOCK_STEPS), axis=2)
+    medians = np.median(work[:, : blocks * BLOCK_STEPS].reshape(ranks, blocks, BLOCK_STEPS), axis=2)
     best: tuple[int, int, int] | None = None
     for rank in range(ranks):
-        slow = middle[rank] > BLOCK_SLOWER * np.median(np.delete(middle, rank, axis=0), axis=0)
-        begin = None
-        for block, is_slow in enumerate([*slow, False]):
-            if is_slow and begin is None:
-                begin = block
-            elif not is_slow and begin is not None:
-                length = block - begin
-                if length >= 2 and length < blocks and (best is None or length * BLOCK_STEPS > best[2] - best[1] + 1):
-                    best = (rank, begin * BLOCK_STEPS + 1, block * BLOCK_STEPS)
-                begin = None
+        slow = medians[rank] > BLOCK_SLOWER * np.median(np.delete(medians, rank, axis=0), axis=0)
+        end = 0
+        for is_slow, same in groupby(slow):
+            begin, end = end, end + len(list(same))
+            first, last = begin * BLOCK_STEPS + 1, end * BLOCK_STEPS
+            if is_slow and 2 <= end - begin < blocks and (best is None or last - first > best[2] - best[1]):
+                best = (rank, first, last)
     return best

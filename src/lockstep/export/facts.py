@@ -1,4 +1,4 @@
-"""What a run has to tell other tools' trackers: its settings, its curves, its results, and where it belongs."""
+"""A run as other trackers need it: settings, curves, results, and its study."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
+from lockstep.export.tables import cells
+from lockstep.metrics import memory_of_a_rank
 from lockstep.run import ENDED, Run
-from lockstep.settings import flatten
+from lockstep.settings import dotted, flatten
 
-# They say where a record belongs, and are not measured.
+# These identify a record and are not measured.
 _PLACES = ("epoch", "step", "time")
 
 
@@ -26,7 +26,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Point:
-    """What was measured at one moment of a run."""
+    """Measurements at one point of a run."""
 
     epoch: int
     step: int
@@ -41,9 +41,9 @@ class Facts:
     id: str
     state: str
     settings: dict[str, bool | float | str]
-    """By the words that key=value takes; settings that were left out are left out."""
+    """By key, as in key=value; unset settings are left out."""
     curve: list[Point]
-    """One point an epoch, over all ranks."""
+    """One point per epoch, over all ranks."""
     final: Point
     labels: dict[str, str]
     started: float
@@ -51,15 +51,15 @@ class Facts:
 
 
 def facts(chosen: Chosen) -> Facts:
-    """Read from the run's folder; the same for a run that has ended and for one that is under way."""
+    """Read from the run's folder, whether the run has ended or is still running."""
     run = chosen.run
     spec, status, environment = run.spec(), run.status(), run.environment()
     ended = float(status["since"]) if status["state"] in ENDED and status.get("since") is not None else None
     curve = [_point(record, spec.created) for record in run.epochs()]
     summary = flatten(run.summary() or {})
     last = curve[-1] if curve else Point(0, 0, spec.created, {})
-    known = [growth for growth in summary.pop("memory_growth_bytes", None) or [] if growth is not None]
-    summary |= {"memory_growth_bytes": max(known)} if known else {}
+    most = memory_of_a_rank(summary)
+    summary = {**summary, "memory_growth_bytes": most}
     labels = {
         "state": status["state"],
         "cause": status.get("cause"),
@@ -74,7 +74,7 @@ def facts(chosen: Chosen) -> Facts:
     return Facts(
         id=run.id,
         state=status["state"],
-        settings=_settings(msgspec.to_builtins(spec.recipe) | msgspec.to_builtins(spec.placement)),
+        settings={key: one for key, one in cells(dotted(spec.recipe, spec.placement)).items() if one not in (None, "")},
         curve=curve,
         final=Point(last.epoch, last.step, ended or last.at, _numbers(summary)),
         labels={key: str(value) for key, value in labels.items() if value not in (None, "")},
@@ -95,8 +95,3 @@ def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
         for key, value in record.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
-
-
-def _settings(tree: Mapping[str, Any]) -> dict[str, bool | float | str]:
-    flat = {key: value for key, value in flatten(tree).items() if value is not None and value != []}
-    return {key: " ".join(map(str, value)) if isinstance(value, list) else value for key, value in flat.items()}

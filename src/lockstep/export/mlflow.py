@@ -1,7 +1,7 @@
-"""Runs as an MLflow tracking store: DIR/mlflow.db, one experiment a study, one MLflow run a run.
+"""Runs as an MLflow tracking store: DIR/mlflow.db, one experiment per study, one MLflow run per run.
 
-MLflow itself writes it. Its older store, a tree of files that could be written by hand, is one that MLflow 3.13 and later refuse
-to open; the tables of its database change with its version, and only MLflow knows how.
+MLflow itself writes it. MLflow 3.13 and later refuse to open the older store, a tree of files that could be written by hand; the
+tables of the database change with the version of MLflow, and only MLflow knows how.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from lockstep.errors import InputError
+from lockstep.errors import InputError, first_line
 from lockstep.export.facts import Chosen, Facts, Point, facts
 
 DATABASE = "mlflow.db"
@@ -22,31 +22,31 @@ NO_STUDY = "lockstep"
 """The experiment of runs that were named one by one."""
 _NAMED = "lockstep.run"
 _STATUS = {"done": "FINISHED", "failed": "FAILED", "stalled": "FAILED", "cancelled": "KILLED", "planned": "SCHEDULED"}
-# What MLflow takes at once.
+# The most that MLflow accepts in one call.
 _METRICS, _PARAMS = 900, 90
 
 
 def write(chosen: Sequence[Chosen], folder: Path) -> str:
-    """Into the store in `folder`, which is made where it is not there; returns what to tell the user.
+    """Write into the store in `folder`, which is created if missing; returns a message for the user.
 
-    What is there already is brought up to date: nothing is there twice.
+    Runs that are already there are updated, so nothing is there twice.
     """
     mlflow = _mlflow()
     folder.mkdir(exist_ok=True)
     uri = f"sqlite:///{folder.absolute() / DATABASE}"
-    with _quiet(), contextlib.chdir(folder):  # MLflow puts its folder for other files where it stands
+    with _quiet(), contextlib.chdir(folder):  # MLflow puts its folder for other files into the current folder
         try:
             client = mlflow.MlflowClient(uri)
             experiments = {name: _experiment(client, name) for name in {one.study or NO_STUDY for one in chosen}}
             for one in chosen:
                 _run(mlflow, client, experiments[one.study or NO_STUDY], facts(one))
         except (mlflow.MlflowException, import_module("sqlalchemy").exc.SQLAlchemyError) as error:
-            raise InputError(f"-o {folder}: MLflow: {str(error).splitlines()[0]}") from None
+            raise InputError(f"-o {folder}: MLflow: {first_line(error)}") from None
     return f"{len(chosen)} runs in {folder}; look at them with: mlflow ui --backend-store-uri {uri}"
 
 
 def _mlflow() -> Any:
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # an export of one's own runs tells nobody
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # an export sends no telemetry
     try:
         import_module("sqlalchemy")
         import_module("alembic")
@@ -85,14 +85,14 @@ def _run(mlflow: Any, client: Any, experiment: str, found: Facts) -> None:
 
 
 def _there(client: Any, experiment: str, name: str) -> Any:
-    """The MLflow run that an earlier export has made of this run."""
+    """The MLflow run that an earlier export made of this run."""
     quoted = name.replace("'", "\\'")
     found = client.search_runs([experiment], filter_string=f"tags.`{_NAMED}` = '{quoted}'", max_results=1)
     return found[0] if found else None
 
 
 def _final(point: Point) -> Point:
-    """An epoch's seconds and a run's have one name; the run's get one of their own."""
+    """Seconds of an epoch and of a run have the same name; the run's get a different one here."""
     return Point(point.epoch, point.step, point.at, {f"final_{key}": value for key, value in point.values.items()})
 
 
@@ -102,7 +102,7 @@ def _ms(seconds: float) -> int:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Making the tables is told in a hundred lines, which are of no use to anyone who only exports."""
+    """Silence MLflow's hundred lines about creating its tables."""
     logging.disable(logging.INFO)
     try:
         yield

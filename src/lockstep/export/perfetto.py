@@ -1,7 +1,7 @@
-"""A run's timeline for other tools: all ranks in one file for Perfetto, or a file a rank for HolisticTraceAnalysis (docs/timeline.md).
+"""A run's timeline for other tools: all ranks in one file for Perfetto, or one file per rank for HolisticTraceAnalysis (docs/timeline.md).
 
-Ranks of one host have one clock. Those of another host are moved so that their exchanges end when the first host's do: an all-reduce
-is over on all ranks at about the same moment.
+Ranks of one host have one clock. Those of another host are shifted so that their exchanges end when the first host's do: an all-reduce
+ends on all ranks at about the same moment.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from lockstep.errors import InputError
 from lockstep.export.writers import whole_file
-from lockstep.measure.trace import Interval, TracedStep, read, spans, traced_steps
+from lockstep.measure.traced import Interval, TracedStep, read, spans, traced_steps
 from lockstep.run import Run
 
 Traces = dict[int, dict[str, Any]]
@@ -22,36 +22,36 @@ HOW = "the end of each step's exchange (median over steps)"
 
 
 def write(run: Run, path: Path) -> str:
-    """One file with all ranks; returns what to tell about it."""
-    traces, missing = _traces(run)
+    """One file with all ranks; returns a message for the user."""
+    traces, missing, without = _traces(run)
     content = merged(traces)
     content["lockstep"]["missing_ranks"] = missing
     with whole_file(path) as file:
         json.dump(content, file)
     steps = len(traced_steps(traces[min(traces)]))
-    without = f"; ranks without a trace: {', '.join(map(str, missing))}" if missing else ""
     return f"{steps} steps of {len(traces)} ranks in {path}{without}; open it in https://ui.perfetto.dev or chrome://tracing"
 
 
 def write_for_hta(run: Run, folder: Path) -> str:
-    """One file a rank; returns what to tell about it."""
-    traces, missing = _traces(run)
+    """One file per rank; returns a message for the user."""
+    traces, _, without = _traces(run)
     folder.mkdir(exist_ok=True)
     for rank, content in traces.items():
         with whole_file(folder / f"rank{rank:04d}.json") as file:
             json.dump(as_kernels(content), file)
-    without = f"; ranks without a trace: {', '.join(map(str, missing))}" if missing else ""
     return (
         f"{len(traces)} ranks in {folder}{without}; hta.trace_analysis.TraceAnalysis(trace_dir='{folder}') reads them"
     )
 
 
-def _traces(run: Run) -> tuple[Traces, list[int]]:
+def _traces(run: Run) -> tuple[Traces, list[int], str]:
+    """Of all ranks that have one; the others, and what the user is told of them."""
     ranks = range(run.spec().plan.ranks)
     found = {rank: content for rank in ranks if (content := read(run, rank))}
     if not found:
         raise InputError(f"run {run.id} has no trace: run it again with --trace 20")
-    return found, [rank for rank in ranks if rank not in found]
+    missing = [rank for rank in ranks if rank not in found]
+    return found, missing, f"; ranks without a trace: {', '.join(map(str, missing))}" if missing else ""
 
 
 def merged(traces: Traces) -> dict[str, Any]:
@@ -111,10 +111,10 @@ def _exchange_ends(steps: Mapping[int, TracedStep]) -> dict[int, float]:
 
 
 def as_kernels(content: Mapping[str, Any]) -> dict[str, Any]:
-    """A rank's spans in the form of kernels on a device, the only thing that HTA's analyses look at.
+    """A rank's spans as kernels of a device, since HTA analyses nothing else.
 
-    Computing is one stream, the exchange another. A backward that was interrupted to start an exchange is several kernels. HTA knows an
-    exchange by a name of NCCL's.
+    Computing is one stream, the exchange another. A backward that was interrupted to start an exchange is several kernels. HTA
+    recognises an exchange by NCCL's name for it.
     """
     info = content.get("distributedInfo", {})
     rank, backend = info.get("rank", 0), info.get("backend", "")

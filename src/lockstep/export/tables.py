@@ -1,33 +1,32 @@
-"""What runs have to tell, as plain tables: one row a run, an epoch, or a step of a rank."""
+"""Runs as plain tables: one row per run, per epoch, or per step of a rank."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import msgspec
-
-from lockstep.measure.records import read_steps
+from lockstep.measure.view import view
+from lockstep.metrics import memory_of_a_rank
 from lockstep.run import Run
-from lockstep.settings import flatten
+from lockstep.settings import dotted
 
 Row = dict[str, Any]
-# Long lists that belong to a rank, not to a line.
+# Long lists that belong to a rank, not to a row.
 _LEFT_OUT = ("memory_growth_bytes", "weights_sha256", "numbers")
 
 
 def runs_table(runs: Iterable[Run]) -> list[Row]:
-    """One row a run: what it was asked to do (recipe.*, placement.*), and what came of it."""
+    """One row per run: its settings (recipe.*, placement.*) and its results."""
     return [_run_row(run) for run in runs]
 
 
 def epochs_table(runs: Iterable[Run]) -> list[Row]:
-    """One row an epoch, over all ranks."""
+    """One row per epoch, over all ranks."""
     return [{"run": run.id, **epoch} for run in runs for epoch in run.epochs()]
 
 
 def steps_table(runs: Iterable[Run]) -> list[Row]:
-    """One row a step of a rank; times in nanoseconds, as they were measured."""
+    """One row per step of a rank; times in nanoseconds, as measured."""
     return [row for run in runs for row in _step_rows(run)]
 
 
@@ -41,29 +40,28 @@ def columns_of(rows: Sequence[Row]) -> list[str]:
 
 def _run_row(run: Run) -> Row:
     spec, status, summary = run.spec(), run.status(), run.summary() or {}
-    known = [value for value in summary.get("memory_growth_bytes") or [] if value is not None]
     return {
         "run": run.id,
         "state": status["state"],
         "cause": status.get("cause"),
         "created": spec.created,
-        **_cells("recipe", spec.recipe),
-        **_cells("placement", spec.placement),
+        **cells({f"recipe.{key}": value for key, value in dotted(spec.recipe).items()}),
+        **cells({f"placement.{key}": value for key, value in dotted(spec.placement).items()}),
         **{key: value for key, value in summary.items() if key not in _LEFT_OUT},
-        "memory_growth_bytes": max(known) if known else None,
+        "memory_growth_bytes": memory_of_a_rank(summary),
         "cpu": run.environment().get("cpu"),
     }
 
 
 def _step_rows(run: Run) -> Iterator[Row]:
-    for rank in range(run.spec().plan.ranks):
-        rows = read_steps(run.rank_folder(rank) / "steps.bin")
+    found = view(run)
+    for rank in range(found.ranks):
+        rows = found.steps(rank)
         names = rows.dtype.names or ()
         for values in rows.tolist():
             yield {"run": run.id, "rank": rank, **dict(zip(names, values, strict=True))}
 
 
-def _cells(table: str, settings: Any) -> Row:
-    """Settings by dotted names; a list as text, since a table's cell holds one value."""
-    flat = flatten({table: msgspec.to_builtins(settings)})
-    return {key: " ".join(map(str, value)) if isinstance(value, list) else value for key, value in flat.items()}
+def cells(settings: Row) -> Row:
+    """A list as text, since a table's cell holds one value."""
+    return {key: " ".join(map(str, value)) if isinstance(value, list) else value for key, value in settings.items()}

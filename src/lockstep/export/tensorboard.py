@@ -3,8 +3,8 @@
     DIR/RUN/                  the run's settings (a session of the HParams tab), its curves over all ranks, its results
     DIR/ranks/RUN/rank0000/   the event files of each rank, as they were written
 
-The ranks stand apart, because HParams makes a column of every curve below a session, and there may be a thousand ranks. It
-works out the columns by itself from what it finds, so runs may be added to the folder later.
+The ranks have a separate folder, because HParams makes a column of every curve below a session, and there may be a thousand
+ranks. It derives the columns from what it finds, so runs may be added to the folder later.
 """
 
 from __future__ import annotations
@@ -15,28 +15,27 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.export.facts import Chosen, Facts, Point, facts
+from lockstep.files import write_atomically
 from lockstep.measure.events import FIRST, field, record, scalars, varint
 
 RANKS = "ranks"
-# A name of its own for what is written here: exporting again replaces it.
+# A fixed name for what is written here, so that exporting again replaces it.
 _NAME = "events.out.tfevents.0.lockstep-export"
 _START, _END = "_hparams_/session_start_info", "_hparams_/session_end_info"
 _SUCCESS, _FAILURE = 1, 2
-# A tensor of no numbers: TensorBoard wants a value beside the metadata, which is what counts.
+# An empty tensor: TensorBoard wants a value beside the metadata, and only the metadata counts.
 _NOTHING = bytes.fromhex("080112021200")
 
 
 def write(chosen: Sequence[Chosen], folder: Path) -> str:
-    """One folder a run; returns what to tell the user."""
+    """One folder per run; returns a message for the user."""
     for one in chosen:
         found = facts(one)
         place = folder / found.id
         place.mkdir(parents=True, exist_ok=True)
-        temporary = place / ".export.tmp"
-        temporary.write_bytes(events_of(found))
-        temporary.replace(place / _NAME)
+        write_atomically(place / _NAME, events_of(found))
         written = one.run.folder / "tensorboard"
-        if written.is_dir():  # not of a run that failed before its first step
+        if written.is_dir():  # missing if a run failed before its first step
             shutil.copytree(written, folder / RANKS / found.id, dirs_exist_ok=True)
     return f"{len(chosen)} runs in {folder}; look at them with: tensorboard --logdir {folder}"
 
@@ -54,7 +53,7 @@ def events_of(found: Facts) -> bytes:
 
 
 def _tags(point: Point) -> dict[str, float]:
-    """Named as the ranks' own curves are, so that TensorBoard draws them into one picture: test_loss is test/loss."""
+    """Named like the ranks' own curves, so that TensorBoard draws them into one plot: test_loss is test/loss."""
     shared = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
     return {key.replace("_", "/", 1) if key in shared else f"epoch/{key}": value for key, value in point.values.items()}
 
@@ -80,7 +79,7 @@ def _end(found: Facts) -> bytes:
 
 
 def _value(value: bool | float | str) -> bytes:
-    """protobuf's Value: a truth, a number or a text."""
+    """protobuf's Value: a boolean, a number or a string."""
     if isinstance(value, bool):
         return b"\x20" + varint(value)
     if isinstance(value, str):

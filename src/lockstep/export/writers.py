@@ -11,6 +11,7 @@ from typing import IO
 
 from lockstep.errors import InputError
 from lockstep.export.tables import Row, columns_of
+from lockstep.files import replacing
 
 
 def write_csv(rows: Sequence[Row], path: Path) -> None:
@@ -33,9 +34,8 @@ def write_parquet(rows: Sequence[Row], path: Path) -> None:
     except ImportError:
         raise InputError("--format parquet needs pyarrow: pip install 'lockstep[export]'") from None
     table = pyarrow.table({name: [row.get(name) for row in rows] for name in columns_of(rows)})
-    temporary = path.with_name(f".{path.name}.tmp")
-    parquet.write_table(table, temporary)
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        parquet.write_table(table, temporary)
 
 
 WRITERS: dict[str, Callable[[Sequence[Row], Path], None]] = {
@@ -47,11 +47,6 @@ WRITERS: dict[str, Callable[[Sequence[Row], Path], None]] = {
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[IO[str]]:
-    """The file is there when it is whole, or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="") as file:
-            yield file
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}") from None
-    temporary.replace(path)
+    """The file appears when it is complete, or not at all."""
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        yield file

@@ -62,7 +62,7 @@ def measure(shape: Shape, batch: int, threads: int, how: How) -> Cell:
     torch.set_num_threads(threads)
     try:
         ways = candidates(shape, batch, how.compiled, how.brief, how.device)
-        wanted = exact(msgspec.structs.replace(shape, last=False), batch)
+        wanted = exact(msgspec.structs.replace(shape, channels_last=False), batch)
         errors = {way.name: _error(way, wanted) for way in ways}
         clock = _clock(threads, how.device)
         counts = {way.name: _count(way, clock, how.seconds) for way in ways}
@@ -88,9 +88,9 @@ def measure(shape: Shape, batch: int, threads: int, how: How) -> Cell:
 def layer_of(shape: Shape, batch: int, threads: int) -> Layer:
     """As the dispatcher knows it, in a training step."""
     sizes = (batch, shape.channels, shape.size, shape.size)
-    weight = (shape.width, shape.channels, shape.kernel, shape.kernel)
+    weight = (shape.out_channels, shape.channels, shape.kernel, shape.kernel)
     return dispatch.layer_of(
-        sizes, weight, shape.padding, shape.pool, shape.last, torch.float32, threads, True, shape.grad_x
+        sizes, weight, shape.padding, shape.pool, shape.channels_last, torch.float32, threads, True, shape.grad_x
     )
 
 
@@ -180,9 +180,9 @@ def _time(way: Candidate, clock: Callable[[], float], count: int) -> tuple[float
 
 
 def _flop(shape: Shape, batch: int) -> float:
-    return 2.0 * batch * shape.channels * shape.width * shape.size**2 * shape.kernel**2
+    return 2.0 * batch * shape.channels * shape.out_channels * shape.size**2 * shape.kernel**2
 
 
 def _bytes(shape: Shape, batch: int) -> float:
-    images = batch * (shape.channels * shape.size**2 + shape.width * result_size(shape) ** 2)
-    return 4.0 * (images + shape.channels * shape.width * shape.kernel**2)
+    images = batch * (shape.channels * shape.size**2 + shape.out_channels * result_size(shape) ** 2)
+    return 4.0 * (images + shape.channels * shape.out_channels * shape.kernel**2)

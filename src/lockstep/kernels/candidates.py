@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -20,30 +20,31 @@ from torch.nn import functional
 from lockstep.kernels import op
 from lockstep.kernels.timing import MANY
 from lockstep.kernels.way import Way, possible
+from lockstep.machine import inductor
 from lockstep.machine.formats import cpu_support
-from lockstep.models.nets import without_onednn
+from lockstep.torch_private import mkldnn, without_onednn
 
 
 class Shape(msgspec.Struct, frozen=True):
     """One layer: a 3x3 convolution with padding 1 unless `kernel` says otherwise."""
 
     channels: int
-    width: int
+    out_channels: int
     size: int
     pool: bool
     grad_x: bool
     """Whether the gradient of x is wanted: not for a net's first layer."""
-    last: bool = False
+    channels_last: bool = False
     """Whether x lies in channels-last order."""
     kernel: int = 3
 
     @property
     def name(self) -> str:
-        words = [f"{self.channels}→{self.width}@{self.size}"]
+        words = [f"{self.channels}→{self.out_channels}@{self.size}"]
         words += [f"{self.kernel}x{self.kernel}"] if self.kernel != 3 else []
         words += ["pool"] if self.pool else []
         words += [] if self.grad_x else ["first"]
-        return ", ".join(words + (["last"] if self.last else []))
+        return ", ".join(words + (["last"] if self.channels_last else []))
 
     @property
     def padding(self) -> int:
@@ -83,15 +84,12 @@ LAYERS = (
 )
 
 
-Run = Callable[[], Tensor]
-
-
 @dataclass
 class Candidate:
     """A way, with tensors of its own, so that layouts and gradients do not mix."""
 
     name: str
-    run: Run
+    run: Callable[[], Tensor]
     inputs: list[Tensor]
     """x, weight, bias."""
     grad: Tensor
@@ -105,19 +103,18 @@ def candidates(shape: Shape, batch: int, compiled: bool, brief: bool = False, de
     planar = tuple(tensor.to(device) for tensor in _numbers(shape, batch))
     grad = _grad(shape, batch).to(device)
     last = (_last(planar[0]), _last(planar[1]), planar[2])
-    given = last if shape.last else planar
+    given = last if shape.channels_last else planar
     found = [_eager("torch", shape, given, grad)]
     if not brief:
-        found.append(
-            _eager("contiguous" if shape.last else "channels_last", shape, planar if shape.last else last, grad)
-        )
+        other = ("contiguous", planar) if shape.channels_last else ("channels_last", last)
+        found.append(_eager(other[0], shape, other[1], grad))
         found += _settings(shape, given, last, grad, device)
         if compiled:
             found.append(_compiled(shape, given, grad))
     if device == "cuda":
         return found + _ours_on_cuda(shape, given, grad)
-    for way in possible(shape.channels, shape.width, shape.kernel, shape.padding, torch.float32):
-        if way is Way.WINOGRAD or (way is Way.DIRECT and shape.channels * shape.width < MANY):
+    for way in possible(shape.channels, shape.out_channels, shape.kernel, shape.padding, torch.float32):
+        if way is Way.WINOGRAD or (way is Way.DIRECT and shape.channels * shape.out_channels < MANY):
             found.append(_ours(way.name.lower(), way, shape, given, grad))
     return found
 
@@ -139,15 +136,20 @@ def _settings(
 def exact(shape: Shape, batch: int) -> list[Tensor]:
     """Result and gradients in double precision."""
     x, weight, bias = (tensor.double().requires_grad_() for tensor in _numbers(shape, batch))
-    y = functional.relu(functional.conv2d(x, weight, bias, padding=shape.padding))
-    y = functional.max_pool2d(y, 2) if shape.pool else y
+    y = _written(shape, x, weight, bias)
     y.backward(_grad(shape, batch).double())  # type: ignore[no-untyped-call]
     return [y.detach(), *(tensor.grad for tensor in (x, weight, bias) if tensor.grad is not None)]
 
 
+def _written(shape: Shape, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """As people write it: convolution, ReLU, pool."""
+    y = functional.relu(functional.conv2d(x, weight, bias, padding=shape.padding))
+    return functional.max_pool2d(y, 2) if shape.pool else y
+
+
 def _numbers(shape: Shape, batch: int) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
-    conv = nn.Conv2d(shape.channels, shape.width, shape.kernel, padding=shape.padding)
+    conv = nn.Conv2d(shape.channels, shape.out_channels, shape.kernel, padding=shape.padding)
     x = torch.randn(batch, shape.channels, shape.size, shape.size, generator=generator)
     bound = 1 / (shape.channels * shape.kernel**2) ** 0.5
     for parameter in conv.parameters():
@@ -157,7 +159,7 @@ def _numbers(shape: Shape, batch: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def _grad(shape: Shape, batch: int) -> Tensor:
     size = result_size(shape)
-    return torch.randn(batch, shape.width, size, size, generator=torch.Generator().manual_seed(4))
+    return torch.randn(batch, shape.out_channels, size, size, generator=torch.Generator().manual_seed(4))
 
 
 def _last(tensor: Tensor) -> Tensor:
@@ -180,35 +182,26 @@ def _eager(
     grad: Tensor,
     around: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Candidate:
-    """As people write it: convolution, ReLU, pool."""
     x, weight, bias = inputs = _inputs(shape, numbers)
-
-    def run() -> Tensor:
-        y = functional.relu(functional.conv2d(x, weight, bias, padding=shape.padding))
-        return functional.max_pool2d(y, 2) if shape.pool else y
-
     layout = torch.channels_last if x.shape[1] > 1 and not x.is_contiguous() else torch.contiguous_format
-    return Candidate(name, run, inputs, grad.contiguous(memory_format=layout), around=around)
+    grad = grad.contiguous(memory_format=layout)
+    return Candidate(name, lambda: _written(shape, x, weight, bias), inputs, grad, around=around)
 
 
 def _compiled(shape: Shape, numbers: tuple[Tensor, ...], grad: Tensor) -> Candidate:
     x, weight, bias = inputs = _inputs(shape, numbers)
-
-    def call(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        y = functional.relu(functional.conv2d(x, weight, bias, padding=shape.padding))
-        return functional.max_pool2d(y, 2) if shape.pool else y
-
-    compiled = torch.compile(call, dynamic=False)
+    inductor.choose_folder()
+    compiled = torch.compile(partial(_written, shape), dynamic=False)
     return Candidate("compile", lambda: compiled(x, weight, bias), inputs, grad)
 
 
 def _onednn_fused(shape: Shape, numbers: tuple[Tensor, ...], grad: Tensor) -> Candidate:
-    """oneDNN's own fused operator, which has no way back."""
+    """oneDNN's own fused operator, which has no backward pass."""
     x, weight, bias = (tensor.detach() for tensor in numbers)
-    packed = torch.ops.mkldnn._reorder_convolution_weight(weight, [shape.padding] * 2, [1, 1], [1, 1], 1, list(x.shape))
+    packed = mkldnn._reorder_convolution_weight(weight, [shape.padding] * 2, [1, 1], [1, 1], 1, list(x.shape))
 
     def run() -> Tensor:
-        result: Tensor = torch.ops.mkldnn._convolution_pointwise(
+        result: Tensor = mkldnn._convolution_pointwise(
             x, packed, bias, [shape.padding] * 2, [1, 1], [1, 1], 1, "relu", [], ""
         )
         return result
@@ -218,7 +211,7 @@ def _onednn_fused(shape: Shape, numbers: tuple[Tensor, ...], grad: Tensor) -> Ca
 
 def _ours(name: str, way: Way, shape: Shape, numbers: tuple[Tensor, ...], grad: Tensor) -> Candidate:
     x, weight, bias = inputs = _inputs(shape, numbers)
-    layout = torch.channels_last if shape.last else torch.contiguous_format
+    layout = torch.channels_last if shape.channels_last else torch.contiguous_format
     call = lambda: op.fused(x, weight, bias, shape.padding, shape.pool, way)  # noqa: E731
     return Candidate(name, call, inputs, grad.contiguous(memory_format=layout))
 

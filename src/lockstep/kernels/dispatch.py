@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from lockstep.kernels import native, op, table, timing
 from lockstep.kernels.table import PLAIN, Layer, Row
-from lockstep.kernels.way import Way, possible
+from lockstep.kernels.way import Way, possible, result_size
 
-# The fused operator has to be faster by so much: what is within the noise of a measurement is not taken.
+# The fused operator has to be faster by this factor: what is within the noise of a measurement is not taken.
 MARGIN = 0.97
 # Instead of a way: decide when it runs; the second where the gradient of x is wanted too.
 LATER, LATER_WITH_X = -1, -2
@@ -39,7 +39,7 @@ def conv_relu(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, pool
 
 
 def _dtype(x: Tensor, weight: Tensor, bias: Tensor | None) -> torch.dtype | None:
-    """The number format to compute in; None where the operands are not ours to compute, or wrong, of which PyTorch's operator says what."""
+    """The number format to compute in. None leaves it to PyTorch's operator, which also says what is wrong with wrong operands."""
     if not (x.is_cpu and weight.is_cpu and x.dim() == 4 and x.shape[1] == weight.shape[1]):
         return None
     if bias is not None and not (bias.is_cpu and bias.shape == weight.shape[:1]):
@@ -54,10 +54,8 @@ def _dtype(x: Tensor, weight: Tensor, bias: Tensor | None) -> torch.dtype | None
 def _ways(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, pool: bool, dtype: torch.dtype) -> Ways | None:
     if not (_ordinary(x) and _ordinary(weight)) or x.numel() == 0 or native.load() is None:
         return None
-    learns = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-    learns = learns and torch.is_grad_enabled()
     last, threads = native.last_order(x), torch.get_num_threads()
-    key = (x.shape, weight.shape, padding, pool, last, dtype, threads, learns, x.requires_grad)
+    key = (x.shape, weight.shape, padding, pool, last, dtype, threads, op.learns(x, weight, bias), x.requires_grad)
     if key not in _chosen:
         _chosen[key] = choose(layer_of(*key))
     return _chosen[key]
@@ -84,7 +82,7 @@ def layer_of(
         padding=padding,
         pool=pool,
         channels_last=channels_last,
-        dtype=table.dtype_name(dtype),
+        dtype=str(dtype).removeprefix("torch."),
         threads=threads,
         learns=learns,
         grad_x=learns and grad_x,
@@ -93,16 +91,11 @@ def layer_of(
 
 def choose(layer: Layer) -> Ways | None:
     """The ways forward and backward; None for PyTorch's operators one after the other."""
-    if not _fits(layer):
-        return None
+    x, weight = (0, 0, layer.height, layer.width), (0, 0, layer.kernel, layer.kernel)
     kernels = native.load()
-    return None if kernels is None else best(table.find(layer, kernels.isa, timing.measure))
-
-
-def _fits(layer: Layer) -> bool:
-    """Whether there is an output at all; if not, PyTorch's operator says why."""
-    least = 2 if layer.pool else 1
-    return min(layer.height, layer.width) + 2 * layer.padding - layer.kernel + 1 >= least
+    if kernels is None or min(result_size(x, weight, layer.padding, layer.pool)) < 1:
+        return None  # where nothing comes out, PyTorch's operator says why
+    return best(table.find(layer, kernels.isa, timing.measure))
 
 
 def best(row: Row) -> Ways | None:
@@ -123,7 +116,7 @@ def inside(row: Row) -> Ways:
 
 
 def _ordinary(tensor: Tensor) -> bool:
-    """Whether there is memory behind it that holds its numbers: not so where a subclass or another layout stands for them."""
+    """Whether its values lie in its memory: a subclass or another layout may hold them elsewhere."""
     return type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import nn
 
 from lockstep.kernels.module import FusedConvReLU
+from lockstep.torch_private import has_hooks
 
 
 def fuse(model: nn.Module) -> nn.Module:
@@ -63,6 +64,5 @@ def _halves(module: nn.Module) -> bool:
 
 
 def _is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Of this class itself, and nobody listens to it."""
-    heard = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    return type(module) is kind and not heard
+    """Exactly this class, without hooks."""
+    return type(module) is kind and not has_hooks(module)

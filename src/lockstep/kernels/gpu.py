@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 import shutil
 import subprocess
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from lockstep.kernels.build import CannotBuild, folder, locked
+from lockstep.kernels.way import result_size
+from lockstep.machine.native_code import build_once, compiler_identity, folder, run_compiler
 
 SOURCE = Path(__file__).with_name("cuda") / "conv_relu.cu"
 ARCHITECTURES = ("75", "80", "86", "89", "90", "100", "120")
@@ -35,12 +35,11 @@ class Functions:
     def forward(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, pool: bool, way: int = 1, keep: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """As `lockstep::conv_relu_forward`; `way` is not asked for, since there is one."""
+        """As `lockstep::conv_relu_forward`; `way` is ignored: there is only one."""
         _check(x, weight)
         x, weight = x.contiguous(), weight.contiguous()
         bias = None if bias is None else bias.contiguous()
-        height, width = ((x.shape[i] + 2 * padding - weight.shape[i] + 1) // (2 if pool else 1) for i in (2, 3))
-        y = x.new_empty((x.shape[0], weight.shape[0], height, width))
+        y = x.new_empty((x.shape[0], weight.shape[0], *result_size(x.shape, weight.shape, padding, pool)))
         code = torch.empty_like(y, dtype=torch.uint8) if pool and keep else x.new_empty(0, dtype=torch.uint8)
         if x.shape[0]:
             sizes = _sizes(x, weight, padding, pool)
@@ -98,36 +97,22 @@ def register() -> bool:
         return False
     major, minor = torch.cuda.get_device_capability()
     functions = Functions(_compiled(nvcc, f"{major}{minor}"))
-    library = torch.library.Library("lockstep", "IMPL")  # type: ignore[no-untyped-call]
-    library.impl("conv_relu_forward", functions.forward, "CUDA")  # type: ignore[no-untyped-call]
-    library.impl("conv_relu_backward", functions.backward, "CUDA")  # type: ignore[no-untyped-call]
-    _kept_alive.append(library)
+    torch.library.impl("lockstep::conv_relu_forward", "CUDA", functions.forward)
+    torch.library.impl("lockstep::conv_relu_backward", "CUDA", functions.backward)
     return True
 
 
-_kept_alive: list[torch.library.Library] = []
-
-
 def _compiled(nvcc: str, architecture: str) -> Path:
-    name = hashlib.sha256(SOURCE.read_bytes() + architecture.encode()).hexdigest()[:16]
-    where = folder() / f"cuda-{name}.so"
-    if not where.is_file():
-        where.parent.mkdir(parents=True, exist_ok=True)
-        with locked(where.with_suffix(".lock")):
-            if not where.is_file():
-                compile_for(nvcc, architecture, where)
-    return where
+    made_with = f"{architecture} {compiler_identity(nvcc)} {torch.__version__}"
+    name = hashlib.sha256(SOURCE.read_bytes() + made_with.encode()).hexdigest()[:16]
+    make = partial(compile_for, nvcc, architecture)
+    return build_once(folder() / f"cuda-{name}.so", "the CUDA kernels", make)
 
 
 def compile_for(nvcc: str, architecture: str, where: Path) -> str:
     """Compile for one architecture ("80") into a shared library; returns what ptxas says about registers."""
-    made = where.with_name(f".{where.name}.{os.getpid()}")
     words = [nvcc, "-O3", f"-arch=sm_{architecture}", "-Xptxas", "-v", "-shared", "-Xcompiler", "-fPIC", str(SOURCE)]
-    done = subprocess.run([*words, "-o", str(made)], capture_output=True, text=True)
-    if done.returncode != 0:
-        raise CannotBuild(f"nvcc failed: {(done.stderr.strip() or 'no reason given').splitlines()[-1]}")
-    made.replace(where)
-    return done.stderr
+    return run_compiler([*words, "-o", str(where)])
 
 
 def compile_for_host(compiler: str, where: Path, *flags: str) -> Functions:

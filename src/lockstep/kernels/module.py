@@ -17,7 +17,7 @@ class FusedConvReLU(nn.Conv2d):
     """
 
     applies_relu = True
-    """For a model that applies the ReLU itself, and need not do it twice."""
+    """Tells a model that applies the ReLU itself to leave it out."""
 
     def __init__(self, *args: Any, pool: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

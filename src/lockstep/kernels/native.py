@@ -11,18 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.kernels import build
-from lockstep.kernels.way import Way, possible
+from lockstep.kernels import build, trial
+from lockstep.kernels.way import Way, possible, result_size
+from lockstep.machine.native_code import CannotBuild
+from lockstep.machine.native_code import load as load_library
 
-DONE, NOT_TAME, NO_MEMORY = range(3)
+# What the compiled functions answer (csrc/glue.cpp).
+DONE, NOT_FINITE, NO_MEMORY = range(3)
 
 
 @cache
 def load(double: bool = False) -> Native | None:
     """The kernels, compiled now if need be; None, after one warning, where that cannot be done."""
     try:
-        return Native("double" if double else build.best_target())
-    except (build.CannotBuild, OSError) as error:
+        return Native("double" if double else trial.best_target())
+    except CannotBuild as error:
         warnings.warn(f"FusedConvReLU computes with PyTorch's own operators: {error}", stacklevel=3)
         return None
 
@@ -33,14 +36,14 @@ class Native:
     def __init__(self, isa: str, library: Path | None = None) -> None:
         """`library`: another than that which is built for this instruction set."""
         self.isa = isa
-        functions = ctypes.CDLL(str(library or build.library(isa)))
+        functions = ctypes.CDLL(str(library)) if library else load_library(build.sources_for(isa))
         self._forward, self._backward = functions.lockstep_forward, functions.lockstep_backward
         self._forward.argtypes, self._backward.argtypes = [ctypes.c_void_p] * 6, [ctypes.c_void_p] * 8
 
     def forward(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, pool: bool, winograd: bool, keep: bool
     ) -> tuple[Tensor, Tensor | None] | None:
-        """Result and code (what the way back of a pool needs); None where the numbers are too large, or not numbers."""
+        """Result and code (which the backward pass of a pool needs); None if a number is too large or not finite."""
         _must_agree(x, weight, bias)
         x, last = _images(x)
         weight = _weights(weight)
@@ -107,7 +110,7 @@ _ORDER = {False: torch.contiguous_format, True: torch.channels_last}
 
 
 def _in_memory(tensor: Tensor, order: torch.memory_format = torch.contiguous_format) -> Tensor:
-    """The tensor's own memory if it lies there in this order without gaps or overlaps, and with the signs that it has; else a copy."""
+    """The tensor in this memory order, without gaps, overlaps or a pending negation; a copy only where it is needed."""
     # A view such as `z.conj().imag` has its numbers in memory with the other sign, and a mark that says so.
     return (tensor.resolve_neg() if tensor.is_neg() else tensor).contiguous(memory_format=order)
 
@@ -148,7 +151,7 @@ def last_order(x: Tensor) -> bool:
 def _done(answer: int) -> bool:
     if answer == NO_MEMORY:
         raise RuntimeError("FusedConvReLU: not enough memory for its scratch space")
-    return bool(answer == DONE)
+    return answer != NOT_FINITE
 
 
 @lru_cache(maxsize=1024)
@@ -165,23 +168,20 @@ def _values(
     """What `Job` in csrc/glue.cpp reads, and the size of the result; checked, since the compiled code relies on it."""
     check(x, weight, padding, pool, winograd, dtype)
     batch, channels, height, width = x
-    kernel = weight[2]
-    sizes = (batch, channels, weight[0], height, width, kernel, padding)
+    sizes = (batch, channels, weight[0], height, width, weight[2], padding)
     flags = (pool, last, dtype is torch.bfloat16)
     words = (winograd, *sizes, *flags, *strides)
-    halves = 2 if pool else 1
-    result = tuple((side + 2 * padding - kernel + 1) // halves for side in (height, width))
-    return (ctypes.c_int64 * len(words))(*words), (batch, weight[0], *result)
+    return (ctypes.c_int64 * len(words))(*words), (batch, weight[0], *result_size(x, weight, padding, pool))
 
 
 def check(x: torch.Size, weight: torch.Size, padding: int, pool: bool, winograd: bool, dtype: torch.dtype) -> None:
-    """The module never asks for anything else; others get words instead of a crash."""
+    """The module always passes. A direct call of the operator gets an error message instead of a crash."""
     if len(x) != 4 or len(weight) != 4 or x[1] != weight[1] or weight[2] != weight[3]:
         raise RuntimeError(f"conv_relu: input {tuple(x)} and weight {tuple(weight)} do not go together")
     if 0 in x[1:] or 0 in weight:
         raise RuntimeError(f"conv_relu: input {tuple(x)} or weight {tuple(weight)} is empty")
-    kernel, least = weight[2], 2 if pool else 1
-    if min(x[2:]) + 2 * padding - kernel + 1 < least or not 0 <= padding < kernel:
+    kernel = weight[2]
+    if min(result_size(x, weight, padding, pool)) < 1 or not 0 <= padding < kernel:
         raise RuntimeError(
             f"conv_relu: a {kernel}x{kernel} kernel with padding {padding} does not fit input {tuple(x)}"
         )

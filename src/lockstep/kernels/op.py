@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from lockstep.kernels import native
-from lockstep.kernels.way import Way
+from lockstep.kernels.way import Way, result_size
+from lockstep.torch_private import convolution_backward, threshold_backward
 
 CUT_OFF = 4
 """The code of a pooled number that the ReLU cut off; 0 to 3 say which of four was the largest."""
@@ -31,12 +32,17 @@ def fused(
         dtype = torch.get_autocast_dtype(device)
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     ways = int(forward), int(forward if backward is None else backward)
-    learns = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-    if not (learns and torch.is_grad_enabled()):  # asked here: inside of the function below gradients are always off
+    if not learns(x, weight, bias):  # asked here: inside of the function below gradients are always off
         inferred: Tensor = _operator("forward", x)(x, weight, bias, padding, pool, ways[0], False)[0]
         return inferred
     result: Tensor = ConvRelu.apply(x, weight, bias, padding, pool, *ways)  # type: ignore[no-untyped-call]
     return result
+
+
+def learns(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether there will be a backward pass."""
+    wanted = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    return wanted and torch.is_grad_enabled()
 
 
 def plain(
@@ -86,7 +92,7 @@ class ConvRelu(torch.autograd.Function):
 
 
 def _operator(name: str, x: Tensor) -> Callable[..., Any]:
-    """On the CPU without PyTorch's dispatcher, which costs more than a small layer; through it where a compiler looks on."""
+    """On the CPU without PyTorch's dispatcher, which costs more than a small layer; through it while torch.compile traces."""
     if x.is_cpu and not torch.compiler.is_compiling():
         return forward if name == "forward" else backward
     operator: Callable[..., Any] = getattr(torch.ops.lockstep, f"conv_relu_{name}")
@@ -119,15 +125,15 @@ def backward(
         if found is not None:
             return found
     if pool:
-        height, width = (x.shape[i] + 2 * padding - weight.shape[i] + 1 for i in (2, 3))
+        height, width = result_size(x.shape, weight.shape, padding, pool=False)
         whole = grad.new_zeros((*grad.shape[:2], height, width))
         for i in range(4):
             part = whole[:, :, i // 2 : height // 2 * 2 : 2, i % 2 : width // 2 * 2 : 2]
             part.copy_(grad.masked_fill(kept != i, 0))
     else:
-        whole = torch.ops.aten.threshold_backward(grad, kept, 0)
+        whole = threshold_backward(grad, kept, 0)
     sizes, ones = [weight.shape[0]], [1, 1]
-    grads: tuple[Tensor | None, Tensor, Tensor] = torch.ops.aten.convolution_backward(
+    grads: tuple[Tensor | None, Tensor, Tensor] = convolution_backward(
         whole, x, weight, sizes, ones, [padding] * 2, ones, False, [0, 0], 1, [wants_x, True, True]
     )
     return grads
@@ -136,10 +142,8 @@ def backward(
 def _fake_forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, pool: bool, way: int, keep: bool
 ) -> tuple[Tensor, Tensor]:
-    halves = 2 if pool else 1
-    height, width = ((x.shape[i] + 2 * padding - weight.shape[i] + 1) // halves for i in (2, 3))
     layout = torch.channels_last if native.last_order(x) else torch.contiguous_format
-    size = (x.shape[0], weight.shape[0], height, width)
+    size = (x.shape[0], weight.shape[0], *result_size(x.shape, weight.shape, padding, pool))
     y = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=layout)
     code = torch.empty_like(y, dtype=torch.uint8) if pool and keep else x.new_empty((0, 0, 0, 0), dtype=torch.uint8)
     return y, code

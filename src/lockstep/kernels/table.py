@@ -1,4 +1,7 @@
-"""What was timed on this machine: how long each way takes for each layer. Kept in one file, which all processes of a machine share."""
+"""What was timed on this machine: how long each way takes for each layer. Kept in one file, which all processes of a machine share.
+
+A run has a file of its own: what one of its ranks chose by is what all of them choose by, in every attempt.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,14 @@ from functools import cache
 from pathlib import Path
 
 import msgspec
-import torch
 
+from lockstep.files import find_once, locked
 from lockstep.kernels import build
 from lockstep.machine.cpu import cpu_model
 from lockstep.machine.facts import VARIABLES
+from lockstep.machine.native_code import folder
 from lockstep.measure.environment import version_of
-from lockstep.run import read_json, write_atomic
+from lockstep.run import KERNELS_OF_RUN, read_json, write_atomic
 
 FORMAT = 2
 PLAIN = "plain"
@@ -49,7 +53,7 @@ class Row(msgspec.Struct, frozen=True):
     forward: dict[str, float]
     backward: dict[str, float]
     disturbed: bool = False
-    """The machine was busy: good for the process that measured it, and measured again by the next."""
+    """The machine was busy: good for the run (or the process) that measured it, and measured again by the next."""
 
 
 def rounded(batch: int) -> int:
@@ -59,31 +63,47 @@ def rounded(batch: int) -> int:
 
 
 def find(layer: Layer, isa: str, measure: Callable[[Layer], Row]) -> Row:
-    """The layer's row. Of several ranks that ask at once one measures, and the others wait for its answer: all choose the same."""
+    """The layer's row. Of several ranks that ask at once one looks it up or measures, and the others wait for its answer."""
+    run = os.environ.get(KERNELS_OF_RUN)
+    if run is None:
+        return _of_machine(layer, isa, measure)
+    where = Path(run)
+    known = _rows_of_run(where)
+    if layer not in known:
+        # Not left to the machine's file: its rows may be timed again or replaced between two ranks' questions.
+        with locked(where.with_name(f".{where.stem}.lock"), "timing this layer"):
+            row = _read(where).get(layer)
+            if row is None:
+                row = _of_machine(layer, isa, measure)
+                _write(where, [row])
+        known[layer] = row
+    return known[layer]
+
+
+@cache
+def _rows_of_run(where: Path) -> dict[Layer, Row]:
+    return _read(where)
+
+
+def _of_machine(layer: Layer, isa: str, measure: Callable[[Layer], Row]) -> Row:
+    """What was timed before, undisturbed; if nothing was, it is timed now."""
     where = path(isa)
     known = _rows(where)
-    if layer in known:
-        return known[layer]
-    row = None
-    try:
-        where.parent.mkdir(parents=True, exist_ok=True)
-        with build.locked(where.with_suffix(".lock")):
-            row = _read(where).get(layer)
-            if row is None or row.disturbed:
-                row = measure(layer)
-                _write(where, [row])
-    except OSError:
-        # A folder that cannot be written: measured for this process alone.
-        row = row or measure(layer)
-    known[layer] = row
-    return row
+    if layer not in known:
+        known[layer] = find_once(
+            where,
+            "timing this layer",
+            lambda: _undisturbed(where).get(layer),
+            lambda: measure(layer),
+            lambda row: _write(where, [row]),
+        )
+    return known[layer]
 
 
 def keep(rows: list[Row], isa: str) -> Path:
     """These instead of what was there for the same layers."""
     where = path(isa)
-    where.parent.mkdir(parents=True, exist_ok=True)
-    with build.locked(where.with_suffix(".lock")):
+    with locked(where.with_suffix(".lock"), "timing layers"):
         _write(where, rows)
     _rows.cache_clear()
     return where
@@ -93,11 +113,15 @@ def path(isa: str) -> Path:
     """Named after the machine and the code, not after the cores that this process may use: ranks are pinned to some of them."""
     settings = [f"{name}={os.environ[name]}" for name in VARIABLES if os.environ.get(name)]
     known = f"{FORMAT} {' '.join(settings)} {cpu_model()} {version_of('torch')} {isa} {build.fingerprint(isa)}"
-    return build.folder() / f"table-{hashlib.sha256(known.encode()).hexdigest()[:16]}.json"
+    return folder() / f"table-{hashlib.sha256(known.encode()).hexdigest()[:16]}.json"
 
 
 @cache
 def _rows(where: Path) -> dict[Layer, Row]:
+    return _undisturbed(where)
+
+
+def _undisturbed(where: Path) -> dict[Layer, Row]:
     return {layer: row for layer, row in _read(where).items() if not row.disturbed}
 
 
@@ -113,7 +137,3 @@ def _read(where: Path) -> dict[Layer, Row]:
 def _write(where: Path, rows: list[Row]) -> None:
     kept = _read(where) | {row.layer: row for row in rows}
     write_atomic(where, {"cpu": cpu_model(), "rows": msgspec.to_builtins(list(kept.values()))}, durable=False)
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

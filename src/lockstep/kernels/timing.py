@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 from time import perf_counter, thread_time
 
 import torch
@@ -13,8 +11,9 @@ from torch import Tensor
 from lockstep.kernels import op
 from lockstep.kernels.table import PLAIN, Layer, Row
 from lockstep.kernels.way import Way, possible
+from lockstep.machine.cpu import waited_seconds
 
-# Beyond so many milliseconds of one forward pass a larger batch is more of the same: it is not timed to its end.
+# Beyond N milliseconds of one forward pass a larger batch is more of the same: it is not timed to its end.
 ENOUGH_S = 3e-3
 # One window of a contender in a round: short calls are repeated to fill it.
 WINDOW_S = 2e-3
@@ -33,7 +32,7 @@ def measure(layer: Layer, rounds: int = ROUNDS, seconds: float = SECONDS) -> Row
     What counts is the shortest call of each contender: whatever else the machine does only makes calls longer. With one thread it is
     CPU time, which other processes disturb least; with several, threads that had to wait for a processor mark the times as disturbed.
     """
-    began, waited = perf_counter(), _waited()
+    began, waited = perf_counter(), waited_seconds()
     with torch.inference_mode(False), torch.autocast("cpu", enabled=False), torch.set_grad_enabled(layer.learns):
         clock = thread_time if layer.threads == 1 else perf_counter
         operands = _enough(layer, clock)
@@ -54,17 +53,8 @@ def measure(layer: Layer, rounds: int = ROUNDS, seconds: float = SECONDS) -> Row
                 times[name].append(_shortest(contenders[name], operands, count, clock))
     forward = {name: round(1e3 * min(f for f, _ in found), 5) for name, found in times.items()}
     backward = {name: round(1e3 * min(b for _, b in found), 5) for name, found in times.items()}
-    disturbed = layer.threads > 1 and _waited() - waited > DISTURBED * (perf_counter() - began)
+    disturbed = layer.threads > 1 and waited_seconds() - waited > DISTURBED * (perf_counter() - began)
     return Row(layer, forward, backward if layer.learns else {}, disturbed)
-
-
-def _waited() -> float:
-    """Seconds that threads of this process could have run and did not get a processor; 0 where the system does not count them."""
-    total = 0
-    for path in Path("/proc/self/task").glob("*/schedstat"):
-        with suppress(OSError, IndexError, ValueError):
-            total += int(path.read_text().split()[1])
-    return total / 1e9
 
 
 class _Operands:

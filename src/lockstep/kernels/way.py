@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 import torch
@@ -17,6 +18,12 @@ class Way(IntEnum):
 
 # Of Winograd's 36 products per tile, the transforms take their share: it needs channels enough.
 LEAST_CHANNELS = 16
+
+
+def result_size(x: Sequence[int], weight: Sequence[int], padding: int, pool: bool) -> tuple[int, int]:
+    """Height and width of the result, from the sizes of input and weights; below 1 where nothing comes out."""
+    height, width = (side + 2 * padding - kernel + 1 for side, kernel in zip(x[2:], weight[2:], strict=True))
+    return (height // 2, width // 2) if pool else (height, width)
 
 
 def possible(channels: int, out_channels: int, kernel: int, padding: int, dtype: torch.dtype) -> tuple[Way, ...]:

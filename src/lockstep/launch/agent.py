@@ -1,4 +1,4 @@
-"""Runs torchrun and keeps its account of a failure as a file, so that nobody has to read it out of a log.
+"""Runs torchrun and keeps its failure report as a file, so that nobody has to read it out of a log.
 
 `python -m lockstep.launch.agent RUN_DIR HOST_INDEX TORCHRUN_ARGUMENTS…`
 """
@@ -27,17 +27,16 @@ def main() -> None:
     try:
         torchrun.main(words)
     except ChildFailedError as error:
-        accounts = [
+        failures = [
             {"rank": rank, "exit_code": failure.exitcode, "time": failure.timestamp}
             for rank, failure in error.failures.items()
         ]
-        Run(folder).write_final(folder / f"agent-{host_index}.json", {"failures": accounts})
+        Run(folder).write_final(folder / f"agent-{host_index}.json", {"failures": failures})
         code = RunFailed.exit_code
     if "--standalone" in words:
         end_now(code)
-    sys.exit(
-        code
-    )  # it may hold the hosts' meeting point: a server that leaves before its clients blocks its port for a minute
+    # It may hold the hosts' meeting point: a server that leaves before its clients blocks its port for a minute.
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from lockstep.machine.facts import rank_environment
 from lockstep.placement import Placement
-
-# glibc gives large blocks back to the system at every free and faults them in again at every allocation. Keeping
-# them made a step at batch 128 1.4x faster (docs/training.md). Only where the user has not chosen otherwise.
-KEEP_MEMORY = {
-    "MALLOC_MMAP_THRESHOLD_": str(256 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-    "MALLOC_TOP_PAD_": str(64 << 20),
-}
+from lockstep.process import KEEP_MEMORY
 
 
 @dataclass(frozen=True)
@@ -35,6 +29,16 @@ class Start:
     def words(self) -> list[str]:
         """The whole command, environment included, as it can be typed into a shell."""
         return ["env", *(f"{name}={value}" for name, value in self.environment.items()), *self.argv]
+
+
+@dataclass
+class Watched:
+    """A process that was started."""
+
+    process: subprocess.Popen[bytes]
+    start: Start
+    ended: float | None = None
+    """When it was seen to have ended by itself, by the clock that failure reports use; None where we ended it."""
 
 
 def worker_argv(folder: Path) -> list[str]:

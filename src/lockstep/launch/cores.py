@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,6 +19,8 @@ from lockstep.process import CORES
 NAME = "\0lockstep-core-"
 _held: dict[int, socket.socket] = {}
 _users = 0
+_lock = threading.Lock()
+"""Placements that take turns are started by as many threads."""
 
 
 @contextmanager
@@ -32,13 +35,16 @@ def cores_of(placement: Placement) -> Iterator[dict[str, str]]:
         yield {}
         return
     local = placement.ranks if placement.emulated else ranks_per_host(placement)
-    _users += 1
+    with _lock:
+        _users += 1
+        held = _hold(local * (placement.threads or 1))
     try:
-        yield {CORES: _hold(local * (placement.threads or 1))}
+        yield {CORES: held}
     finally:
-        _users -= 1
-        if not _users:
-            _release(list(_held))
+        with _lock:
+            _users -= 1
+            if not _users:
+                _release(list(_held))
 
 
 def _hold(wanted: int) -> str:

@@ -38,9 +38,8 @@ def exchanged_bytes(spec: Spec) -> dict[str, Any]:
 
 def host_commands(words: tuple[str, ...], options: list[str], hosts: int) -> list[str]:
     """The command to type on each host; the run's folder may be shared between them or not."""
-    own_options = any(
-        word.startswith("-") for word in words
-    )  # of the user's script: only `--` keeps them from being ours
+    # Of the user's script: only `--` keeps them from being ours.
+    own_options = any(word.startswith("-") for word in words)
     commands = []
     for host in range(hosts):
         ours = [*options, "--host-index", str(host)]

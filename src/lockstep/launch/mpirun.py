@@ -1,4 +1,4 @@
-"""`mpirun`: Open MPI's or MPICH's own launcher, on this host. It starts a sitter per rank (launch/sitter.py).
+"""`mpirun`: Open MPI's or MPICH's own launcher, on this host. It starts a monitor per rank (launch/monitor.py).
 
 `python -m lockstep.launch.mpirun WORDS…` becomes the launcher that WORDS name, after asking the kernel to end it with us.
 """
@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -18,7 +17,8 @@ from pathlib import Path
 
 from lockstep.errors import InputError
 from lockstep.launch.base import Start, default_environment, thread_environment
-from lockstep.placement import Placement, cores
+from lockstep.machine.cores import cores
+from lockstep.placement import Placement
 from lockstep.process import PARENT, die_with_parent
 from lockstep.run import Spec
 
@@ -46,7 +46,7 @@ def starts(spec: Spec, folder: Path, host_index: int) -> list[Start]:
     environment = thread_environment(placement) | library_environment(mpi, placement)
     return [
         Start(
-            [*argv, sys.executable, "-m", "lockstep.launch.sitter", str(folder)],
+            [*argv, sys.executable, "-m", "lockstep.launch.monitor", str(folder)],
             environment,
             default_environment(placement) | fast_settings(mpi),
             what="mpirun",
@@ -112,7 +112,7 @@ def choose(placement: Placement) -> Mpi:
     """The launcher to use: the one asked for, or the one that belongs to mpi4py's library, or the first."""
     if placement.backend == "mpi" and find_spec("mpi4py") is None:
         raise InputError(f"backend=mpi needs mpi4py, which is not installed: {HOW_TO_GET}")
-    found = list(installed())
+    found = installed()
     if not found:
         raise InputError(f"launcher=mpirun: there is no mpirun on this machine: {HOW_TO_GET}")
     wanted = placement.mpi if placement.mpi != "auto" else library_kind()
@@ -130,17 +130,11 @@ def choose(placement: Placement) -> Mpi:
     return found[0]
 
 
-def installed() -> Iterator[Mpi]:
+def installed() -> list[Mpi]:
     """Every launcher that is there: beside our own interpreter first, then along PATH."""
-    seen = set()
-    for folder in (str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)):
-        for name in NAMES:
-            program = shutil.which(name, path=folder)
-            if program and program not in seen:
-                seen.add(program)
-                mpi = _identify(program)
-                if mpi:
-                    yield mpi
+    folders = (str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))
+    programs = dict.fromkeys(shutil.which(name, path=folder) for folder in folders for name in NAMES)
+    return [mpi for program in programs if program and (mpi := _identify(program))]
 
 
 @lru_cache

@@ -5,13 +5,11 @@ Nothing of the earlier run is written over. Its recipe is taken as it was; how l
 
 from __future__ import annotations
 
-import msgspec
-
 from lockstep.errors import InputError
 from lockstep.placement import Placement
 from lockstep.recipe import MAY_CHANGE, Recipe, global_terms
 from lockstep.run import CHECKPOINTS, Run
-from lockstep.settings import flatten, load
+from lockstep.settings import dotted, load
 
 
 def resumed(run: Run, words: tuple[str, ...]) -> tuple[Recipe, Placement]:
@@ -22,7 +20,7 @@ def resumed(run: Run, words: tuple[str, ...]) -> tuple[Recipe, Placement]:
         )
     spec = run.spec()
     was = global_terms(spec.recipe)
-    stated = {key: value for key, value in flatten(msgspec.to_builtins(was)).items() if value is not None}
+    stated = {key: value for key, value in dotted(was).items() if value is not None}
     recipe, placement = load([], words, base=stated)
     for key in Recipe.__struct_fields__:
         before, now = getattr(was, key), getattr(recipe, key)

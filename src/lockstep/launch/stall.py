@@ -2,7 +2,7 @@
 
 A rank reports from a thread of its own twice a second, so silence means that the whole process stands still: a SIGSTOP, a
 debugger, a machine that swaps. A rank that hangs in its own code goes on reporting; there the others' timeout ends the run,
-and the account names the one that was not waiting.
+and the cause names the one that was not waiting.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from lockstep.errors import InputError
 from lockstep.launch.base import Start, default_environment, thread_environment
-from lockstep.placement import Placement, ranks_per_host
-from lockstep.resolve import split_address
+from lockstep.placement import Placement, ranks_per_host, split_address
 from lockstep.run import Spec
 
 
@@ -33,7 +32,7 @@ def arguments(spec: Spec, folder: Path, host_index: int) -> list[str]:
 
 
 def starts(spec: Spec, folder: Path, host_index: int) -> list[Start]:
-    """torchrun itself, inside a small agent of ours that keeps its account of a failure (launch/agent.py)."""
+    """torchrun itself, inside a small agent of ours that keeps its failure report (launch/agent.py)."""
     argv = [
         sys.executable,
         "-m",

@@ -18,6 +18,6 @@ if __name__ == "__main__":
     with suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(NICENESS))
     try:
-        facts.ask()
+        facts.get()
     except trial.NotKnown as error:
         sys.exit(f"lockstep: {error}")

@@ -1,11 +1,8 @@
-"""The folder where Lockstep keeps what it finds out and fetches, and how processes take turns in it."""
+"""The folder where Lockstep keeps what it finds out and fetches."""
 
 from __future__ import annotations
 
-import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from lockstep.errors import InputError
@@ -24,12 +21,3 @@ def cache_folder() -> Path:
         return Path.home() / ".cache" / "lockstep" / "data"
     except RuntimeError:
         raise InputError("this user has no home folder to keep data in: set LOCKSTEP_DATA to a folder") from None
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """One process at a time. The system releases the lock when its holder ends, in whatever way."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield

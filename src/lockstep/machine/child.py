@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from lockstep.errors import first_line
 from lockstep.process import die_with_parent
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ CASE_SECONDS = 60.0
 
 
 # What ends a process from outside (by hand, for lack of memory) says nothing about the machine.
-FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+EXTERNAL_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class WrongNumbers(Exception):
@@ -41,9 +42,11 @@ def try_all(cases: Mapping[str, Case], seconds: float = CASE_SECONDS) -> dict[st
     groups: dict[str, dict[str, Case]] = {}
     for name, case in cases.items():
         groups.setdefault(name.split()[0], {})[name] = case
-    started = {kind: Apart(partial(_each, group.values()), seconds) for kind, group in groups.items()}
+    started = {kind: IsolatedCall(partial(_each, group.values()), seconds) for kind, group in groups.items()}
     works = {kind for kind, process in started.items() if not process.problem()}
-    return {name: "" if name.split()[0] in works else Apart(case, seconds).problem() for name, case in cases.items()}
+    return {
+        name: "" if name.split()[0] in works else IsolatedCall(case, seconds).problem() for name, case in cases.items()
+    }
 
 
 def _each(cases: Iterable[Case]) -> None:
@@ -51,8 +54,8 @@ def _each(cases: Iterable[Case]) -> None:
         case()
 
 
-class Apart:
-    """Work in a forked process, so that one broken case tells nothing about the next."""
+class IsolatedCall:
+    """A call in a forked process, so that a case that crashes does not affect the next."""
 
     def __init__(self, work: Callable[[], Any], seconds: float) -> None:
         self._seconds, self._until = seconds, time.monotonic() + seconds
@@ -61,6 +64,7 @@ class Apart:
         self._pid = os.fork()
         if self._pid == 0:
             die_with_parent(parent)  # a case that hangs is not left behind
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # as an exception it would look like a case that fails
             os.close(self._reader)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             os.write(writer, _attempt(work).encode() or b"\n")
@@ -76,7 +80,7 @@ class Apart:
         _, status = os.waitpid(self._pid, 0)
         if said is None:
             return f"do not end within {self._seconds:g} s"
-        if os.WIFSIGNALED(status) and os.WTERMSIG(status) in FROM_OUTSIDE:
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) in EXTERNAL_SIGNALS:
             sys.exit(
                 f"a case was ended by {signal.Signals(os.WTERMSIG(status)).name}, which says nothing about the machine"
             )
@@ -91,8 +95,7 @@ def _attempt(work: Callable[[], Any]) -> str:
     except WrongNumbers:
         return "give wrong numbers"
     except BaseException as error:
-        first = (str(error) or type(error).__name__).splitlines()[0]
-        return f"fail ({first[:200]})"
+        return f"fail ({first_line(error)[:200]})"
     return ""
 
 
@@ -123,7 +126,7 @@ def cases() -> dict[str, Case]:
     return found
 
 
-def _numbers(*shape: int, low: int = -1, high: int = 1) -> Tensor:
+def numbers(*shape: int, low: int = -1, high: int = 1) -> Tensor:
     import torch
 
     return torch.randint(low, high + 1, shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
@@ -137,13 +140,13 @@ def _check(work: Callable[..., Tensor], kind: str, *inputs: Tensor) -> None:
     for dtype in ({"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[kind], torch.float64):
         given = [value.to(dtype).requires_grad_() for value in inputs]
         result = work(*given)
-        outer = _numbers(*result.shape).to(dtype)
+        outer = numbers(*result.shape).to(dtype)
         results.append([result.detach(), *torch.autograd.grad(result, given, outer)])
     for found, exact in zip(*results, strict=True):
-        _compare(found, exact)
+        compare(found, exact)
 
 
-def _compare(found: Tensor, exact: Tensor) -> None:
+def compare(found: Tensor, exact: Tensor) -> None:
     if not bool(((found.double() - exact).abs() < 0.25).all()):  # NaN is not below it either
         raise WrongNumbers
 
@@ -152,60 +155,73 @@ def _convolution(kind: str, size: str) -> None:
     import torch
     from torch.nn import functional
 
-    batch, channels, width, side = {"small": (2, 4, 8, 8), "large": (4, 32, 64, 16)}[size]
+    batch, channels, out_channels, side = {"small": (2, 4, 8, 8), "large": (4, 32, 64, 16)}[size]
     call = partial(functional.conv2d, padding=1)
-    image, weight, bias = _numbers(batch, channels, side, side), _numbers(width, channels, 3, 3), _numbers(width)
+    image, weight, bias = (
+        numbers(batch, channels, side, side),
+        numbers(out_channels, channels, 3, 3),
+        numbers(out_channels),
+    )
     _check(call, kind, image, weight, bias)
-    last = {"memory_format": torch.channels_last}
-    _check(call, kind, image.contiguous(**last), weight.contiguous(**last), bias)
+    channels_last = {"memory_format": torch.channels_last}
+    _check(call, kind, image.contiguous(**channels_last), weight.contiguous(**channels_last), bias)
 
 
 def _linear(kind: str, size: str) -> None:
     from torch.nn import functional
 
     batch, inner, outer = {"small": (8, 16, 10), "large": (64, 256, 256)}[size]
-    _check(functional.linear, kind, _numbers(batch, inner), _numbers(outer, inner), _numbers(outer))
+    _check(functional.linear, kind, numbers(batch, inner), numbers(outer, inner), numbers(outer))
 
 
 def _product(kind: str, size: str) -> None:
     import torch
 
     rows, inner, columns = {"small": (8, 8, 8), "large": (64, 256, 96)}[size]
-    _check(torch.matmul, kind, _numbers(rows, inner), _numbers(inner, columns))
+    _check(torch.matmul, kind, numbers(rows, inner), numbers(inner, columns))
 
 
 def _int8_convolution(size: str) -> None:
     import torch
     from torch.nn import functional
 
-    batch, channels, width, side = {"small": (2, 4, 8, 8), "large": (4, 32, 64, 16)}[size]
-    image, weight = _numbers(batch, channels, side, side, low=0, high=3), _numbers(width, channels, 3, 3)
-    scales, zeros, shape = torch.ones(width), torch.zeros(width, dtype=torch.int64), ([1, 1], [1, 1], [1, 1], 1)
-    packed = torch.ops.onednn.qconv_prepack(weight.to(torch.int8), scales, 1.0, 0, *shape, None)
+    from lockstep.torch_private import onednn
+
+    batch, channels, out_channels, side = {"small": (2, 4, 8, 8), "large": (4, 32, 64, 16)}[size]
+    image, weight = numbers(batch, channels, side, side, low=0, high=3), numbers(out_channels, channels, 3, 3)
+    scales, zeros, shape = (
+        torch.ones(out_channels),
+        torch.zeros(out_channels, dtype=torch.int64),
+        ([1, 1], [1, 1], [1, 1], 1),
+    )
+    packed = onednn.qconv_prepack(weight.to(torch.int8), scales, 1.0, 0, *shape, None)
     after: tuple[Any, ...] = (1.0, 0, torch.float32, "none", [], "")
-    call = torch.ops.onednn.qconv_pointwise
-    found = call(image.to(torch.uint8), 1.0, 0, packed, scales, zeros, None, *shape, *after)
-    _compare(found, functional.conv2d(image, weight, padding=1))
+    found = onednn.qconv_pointwise(image.to(torch.uint8), 1.0, 0, packed, scales, zeros, None, *shape, *after)
+    compare(found, functional.conv2d(image, weight, padding=1))
 
 
 def _int8_linear(size: str) -> None:
     import torch
 
+    from lockstep.torch_private import onednn
+
     batch, inner, outer = {"small": (8, 16, 10), "large": (64, 256, 256)}[size]
-    values, weight = _numbers(batch, inner, low=0, high=3), _numbers(outer, inner)
+    values, weight = numbers(batch, inner, low=0, high=3), numbers(outer, inner)
     scales, zeros = torch.ones(outer), torch.zeros(outer, dtype=torch.int64)
-    packed = torch.ops.onednn.qlinear_prepack(weight.to(torch.int8), None)
+    packed = onednn.qlinear_prepack(weight.to(torch.int8), None)
     after: tuple[Any, ...] = (1.0, 0, torch.float32, "none", [], "")
-    found = torch.ops.onednn.qlinear_pointwise(values.to(torch.uint8), 1.0, 0, packed, scales, zeros, None, *after)
-    _compare(found, values @ weight.T)
+    found = onednn.qlinear_pointwise(values.to(torch.uint8), 1.0, 0, packed, scales, zeros, None, *after)
+    compare(found, values @ weight.T)
 
 
 def _int8_product(size: str) -> None:
     import torch
 
+    from lockstep.torch_private import int_mm
+
     rows, inner, columns = {"small": (32, 16, 16), "large": (64, 256, 96)}[size]
-    left, right = _numbers(rows, inner), _numbers(inner, columns)
-    _compare(torch._int_mm(left.to(torch.int8), right.to(torch.int8)), left @ right)
+    left, right = numbers(rows, inner), numbers(inner, columns)
+    compare(int_mm(left.to(torch.int8), right.to(torch.int8)), left @ right)
 
 
 def main() -> None:

@@ -1,14 +1,24 @@
-"""How much processor there really is: busy threads on every core for a moment, and the time that they were given."""
+"""How many cores there are for this process, and how much of their time it is really given: measured with busy threads on every one."""
 
 from __future__ import annotations
 
 import hashlib
+import math
+import os
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
-from lockstep.machine.cpu import stolen_ticks
-from lockstep.placement import cores
+from lockstep.machine.cpu import ticks
+from lockstep.machine.quota import ROOT, cpu_quota
+
+
+def cores(root: Path = ROOT) -> int:
+    """Cores this process may use: what a container or taskset left us, not what the machine has. A quota counts rounded up."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    quota = cpu_quota(root)
+    return allowed if quota is None else min(allowed, math.ceil(quota))
 
 
 @dataclass(frozen=True)
@@ -17,8 +27,8 @@ class Cores:
 
     usable: int
     """Cores that this process may run on."""
-    had: float
-    """Cores' worth of time that it got: less where others are busy, or where a container's quota is smaller."""
+    granted: float
+    """How many cores' time it got: less where others are busy, or where a container's quota is not a whole number."""
     stolen: float
     """Share of all cores' time that the hypervisor gave to other machines."""
 
@@ -28,21 +38,21 @@ def measure(seconds: float = 0.2) -> Cores:
     used = [0.0] * usable
     block = bytes(1 << 18)
 
-    def work(place: int) -> None:
+    def work(index: int) -> None:
         begin = time.thread_time()
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             hashlib.sha256(block).digest()  # without the interpreter's lock
-        used[place] = time.thread_time() - begin
+        used[index] = time.thread_time() - begin
 
-    stolen, total = stolen_ticks()
+    before = ticks()
     start = time.monotonic()
-    threads = [threading.Thread(target=work, args=(place,)) for place in range(usable)]
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(usable)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     elapsed = time.monotonic() - start
-    stolen_after, total_after = stolen_ticks()
-    share = (stolen_after - stolen) / max(1, total_after - total)
+    after = ticks()
+    share = (after.stolen - before.stolen) / max(1, after.total - before.total)
     return Cores(usable, min(float(usable), sum(used) / elapsed), share)

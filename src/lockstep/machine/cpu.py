@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 # The instructions that multiply numbers of each format, by the names of Linux.
 INSTRUCTIONS = {
@@ -14,19 +16,23 @@ INSTRUCTIONS = {
     "fp16": {"avx512_fp16": "AVX512-FP16", "amx_fp16": "AMX-FP16"},
     "int8": {"avx512_vnni": "AVX512-VNNI", "avx_vnni": "AVX-VNNI", "amx_int8": "AMX-INT8"},
 }
-# The values of ONEDNN_MAX_CPU_ISA from low to high, each with the instructions that it adds.
+_AVX2 = ("avx2", "fma")
+_AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
 _AVX2_EXTRAS = ("avx_vnni", "avx_ne_convert")
+# The values of ONEDNN_MAX_CPU_ISA from low to high, each with what it allows of the instructions that one of them allows.
 ISAS: dict[str, tuple[str, ...]] = {
     "SSE41": (),
     "AVX": (),
-    "AVX2": (),
-    "AVX2_VNNI": ("avx_vnni",),
-    "AVX2_VNNI_2": _AVX2_EXTRAS,
-    "AVX512_CORE": (),
-    "AVX512_CORE_VNNI": ("avx512_vnni",),
-    "AVX512_CORE_BF16": ("avx512_vnni", "avx512_bf16"),
-    "AVX512_CORE_FP16": ("avx512_vnni", "avx512_bf16", "avx512_fp16", *_AVX2_EXTRAS),
+    "AVX2": _AVX2,
+    "AVX2_VNNI": (*_AVX2, "avx_vnni"),
+    "AVX2_VNNI_2": (*_AVX2, *_AVX2_EXTRAS),
+    "AVX512_CORE": _AVX512,
+    "AVX512_CORE_VNNI": (*_AVX512, "avx512_vnni"),
+    "AVX512_CORE_BF16": (*_AVX512, "avx512_vnni", "avx512_bf16"),
+    "AVX512_CORE_FP16": (*_AVX512, "avx512_vnni", "avx512_bf16", "avx512_fp16", *_AVX2_EXTRAS),
 }
+# The same for ATEN_CPU_CAPABILITY, which is about PyTorch's own loops: it says nothing of the formats' instructions.
+CAPABILITIES: dict[str, tuple[str, ...]] = {"default": (), "avx2": _AVX2}
 
 
 @cache
@@ -59,18 +65,40 @@ def cpu_flags() -> frozenset[str]:
 
 
 def allowed_flags(environment: Mapping[str, str] = os.environ) -> frozenset[str]:
-    """Those of them that oneDNN may use under ONEDNN_MAX_CPU_ISA, where that is set."""
+    """Those of them that may be used under ONEDNN_MAX_CPU_ISA and ATEN_CPU_CAPABILITY, where these are set."""
+    flags = cpu_flags()
     cap = environment.get("ONEDNN_MAX_CPU_ISA", environment.get("DNNL_MAX_CPU_ISA", "")).upper()
-    if cap not in ISAS:
-        return cpu_flags()
-    capped = {flag for names in INSTRUCTIONS.values() for flag in names} - set(ISAS[cap])
-    return cpu_flags() - capped
+    if cap in ISAS:
+        formats = {flag for names in INSTRUCTIONS.values() for flag in names}
+        flags -= {*_AVX512, *formats} - set(ISAS[cap])
+    capability = environment.get("ATEN_CPU_CAPABILITY")
+    if capability in CAPABILITIES:
+        flags -= set(_AVX512) - set(CAPABILITIES[capability])
+    return flags
 
 
-def stolen_ticks() -> tuple[int, int]:
-    """Time that the hypervisor gave to others, and all time, since the machine started, in clock ticks of all cores."""
+class Ticks(NamedTuple):
+    """Time of all cores since the machine started, in clock ticks."""
+
+    busy: int
+    stolen: int
+    """What the hypervisor gave to others."""
+    total: int
+
+
+def ticks() -> Ticks:
     try:
         fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        user, nice, system, _idle, _iowait, interrupts, soft_interrupts, stolen = fields
     except (OSError, ValueError):
-        return 0, 0
-    return (fields[7] if len(fields) > 7 else 0), sum(fields)
+        return Ticks(0, 0, 0)
+    return Ticks(user + nice + system + interrupts + soft_interrupts, stolen, sum(fields))
+
+
+def waited_seconds() -> float:
+    """Seconds that threads of this process could have run and did not get a processor; 0 where the system does not count them."""
+    total = 0
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with suppress(OSError, IndexError, ValueError):
+            total += int(path.read_text().split()[1])
+    return total / 1e9

@@ -14,10 +14,12 @@ from pathlib import Path
 
 import msgspec
 
+from lockstep.files import find_once
 from lockstep.machine import trial
-from lockstep.machine.cache import cache_folder, locked
+from lockstep.machine.cache import cache_folder
 from lockstep.machine.cpu import cpu_flags, cpu_model
-from lockstep.run import read_json, write_atomic
+from lockstep.reading import Damaged, read_shape
+from lockstep.run import write_atomic
 
 FORMAT = 2
 # What changes the instructions that torch and its libraries use.
@@ -47,13 +49,13 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     written: float = 0.0
 
-    def now(self) -> dict[str, str]:
-        """What holds for a run, which gets the cap."""
+    def effective(self) -> dict[str, str]:
+        """The answers for a run, which gets the cap."""
         return self.capped if self.cap else self.answers
 
 
 def depends_on(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    ours = environment.get(CAPPED, "").split(",")
+    ours = _set_by_us(environment)
     seen = {name: environment[name] for name in VARIABLES if environment.get(name) and name not in ours}
     try:
         torch = metadata.version("torch")
@@ -70,42 +72,37 @@ def path(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def known() -> Facts | None:
-    """What is kept; None where this machine has not been tried yet."""
-    content = read_json(path())
-    if content is None:
-        return None
+    """The stored facts; None where this machine has not been tried yet."""
     try:
-        facts = msgspec.convert(content, type=Facts)
-    except msgspec.ValidationError:
+        facts = read_shape(path(), Facts)
+    except Damaged:
         return None
-    return facts if facts.format == FORMAT else None
+    return facts if facts and facts.format == FORMAT else None
 
 
-def ask(command: Sequence[str] = trial.CHILD, seconds: float = trial.CHILD_SECONDS) -> Facts:
-    """What is kept, or found out now. Of several processes one tries, and the others wait for it."""
-    facts = known()
-    if facts is not None:
-        return facts
+def get(command: Sequence[str] = trial.CHILD, seconds: float = trial.CHILD_SECONDS) -> Facts:
+    """The stored facts, or those that are found out now."""
     where = path()
-    try:
-        with locked(where.with_suffix(".lock")):
-            facts = known() or find(command, seconds)
-            write_atomic(where, msgspec.to_builtins(facts))
-    except OSError:  # a folder that cannot be written: it is found out each time
-        return facts or find(command, seconds)
-    return facts
+    return find_once(
+        where,
+        "trying out this machine",
+        known,
+        lambda: find(command, seconds),
+        lambda facts: write_atomic(where, msgspec.to_builtins(facts)),
+    )
 
 
 def find(command: Sequence[str] = trial.CHILD, seconds: float = trial.CHILD_SECONDS) -> Facts:
     """Try it now."""
     begin = time.monotonic()
-    environment = {name: value for name, value in os.environ.items() if name not in _ours()}
+    ours = _set_by_us(os.environ)
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
     found = trial.answers(environment, command, seconds)
     cap: dict[str, str] = {}
     capped: dict[str, str] = {}
     # A cap that the user has set is the user's decision.
     if trial.failed(found) and not any(environment.get(name) for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")):
-        cap, capped = trial.cure(found, environment, command, seconds)
+        cap, capped = trial.best_cap(found, environment, command, seconds)
     return Facts(
         machine=depends_on(),
         answers=found,
@@ -116,8 +113,8 @@ def find(command: Sequence[str] = trial.CHILD, seconds: float = trial.CHILD_SECO
     )
 
 
-def _ours() -> set[str]:
-    return set(filter(None, os.environ.get(CAPPED, "").split(",")))
+def _set_by_us(environment: Mapping[str, str]) -> set[str]:
+    return set(environment.get(CAPPED, "").split(","))
 
 
 def rank_environment() -> dict[str, str]:

@@ -17,7 +17,7 @@ FORMATS = ("fp32", "bf16", "fp16", "int8")
 
 def problem(kind: str, known: Facts) -> str | None:
     """What is wrong with a format on this machine, cap included; None where it works."""
-    found = known.now()
+    found = known.effective()
     for name in (trial.EVERYTHING, *found):
         if found.get(name) and name.split()[0] in (trial.EVERYTHING, kind):
             return f"{name} {found[name]} on this machine"
@@ -27,7 +27,7 @@ def problem(kind: str, known: Facts) -> str | None:
 def check(option: str, kind: str, instead: str) -> None:
     """Refuse a format that does not work here, in the user's own terms. Waits for the trial where there was none."""
     try:
-        known = facts.ask()
+        known = facts.get()
     except trial.NotKnown as error:
         raise InputError(f"{option}: whether {kind} works here could not be tried: {error}") from None
     wrong = problem(kind, known)
@@ -66,7 +66,7 @@ def precision_line(precision: str, placement: Placement) -> str:
     """One line on what a 16-bit format is on this hardware."""
     kind = precision.removeprefix("pure-")
     if placement.launcher == "slurm":
-        return f"precision {precision}: what the cluster's nodes support is not known here"
+        return f"precision {precision}: each node tries what it supports before it trains"
     if placement.device == "cuda":
         capability = cuda_capability() or "unknown"
         least = {"bf16": "8.0", "fp16": "7.0"}[kind]

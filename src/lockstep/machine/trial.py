@@ -1,4 +1,4 @@
-"""Runs the child that tries, and the instruction caps that may cure what fails."""
+"""Runs the child process that tries the cases, and searches for an instruction-set cap under which they work."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from lockstep.machine.child import FROM_OUTSIDE
+from lockstep.machine.child import EXTERNAL_SIGNALS
+from lockstep.text import last_line
 
 CHILD = (sys.executable, "-m", "lockstep.machine.child")
 # Importing torch takes 2 s on an idle machine; each case has a limit of its own (child.py).
 CHILD_SECONDS = 600.0
 EVERYTHING = "everything"
-# From the highest instruction set to the lowest: the first one that cures keeps the most speed.
+# From the highest instruction set to the lowest: the first one that works keeps the most speed.
 CAPS = tuple(
     {"ONEDNN_MAX_CPU_ISA": name}
     for name in ("AVX512_CORE_FP16", "AVX512_CORE_BF16", "AVX512_CORE_VNNI", "AVX512_CORE", "AVX2")
@@ -36,7 +37,7 @@ def answers(environment: Mapping[str, str], command: Sequence[str] = CHILD, seco
         return {EVERYTHING: f"does not end within {seconds:g} s"}
     except OSError as error:
         raise NotKnown(f"{command[0]}: {error.strerror or error}") from None
-    if done.returncode < 0 and -done.returncode not in FROM_OUTSIDE:
+    if done.returncode < 0 and -done.returncode not in EXTERNAL_SIGNALS:
         # torch itself could not be imported: that, too, is an answer.
         return {EVERYTHING: f"ends with {signal.Signals(-done.returncode).name}"}
     try:
@@ -44,8 +45,8 @@ def answers(environment: Mapping[str, str], command: Sequence[str] = CHILD, seco
     except ValueError:
         found = None
     if done.returncode or not isinstance(found, dict):
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise NotKnown(f"the child that tries this machine failed: {last}")
+        said = last_line(done.stderr) or f"exit code {done.returncode}"
+        raise NotKnown(f"the child that tries this machine failed: {said}")
     return {str(name): str(problem) for name, problem in found.items()}
 
 
@@ -54,10 +55,10 @@ def failed(found: Answers) -> list[str]:
     return [name for name, problem in found.items() if problem]
 
 
-def cure(
+def best_cap(
     found: Answers, environment: Mapping[str, str], command: Sequence[str] = CHILD, seconds: float = CHILD_SECONDS
 ) -> tuple[dict[str, str], Answers]:
-    """The cap with which the most cases work, the highest of equals, and the answers under it; none where none helps."""
+    """The cap under which most cases work (of equals, the highest) and the answers under it; no cap where none helps."""
     best: tuple[dict[str, str], Answers] = ({}, found)
     for cap in CAPS:
         if not failed(best[1]):

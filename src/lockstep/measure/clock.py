@@ -1,4 +1,4 @@
-"""The step clock: where the time of one step went, at a cost of about a microsecond a step.
+"""The step clock: where the time of one step went, at a cost of about a microsecond per step.
 
 On a CPU it reads `perf_counter_ns`. On a GPU it records device events, which are read later, when they are over anyway.
 """
@@ -21,17 +21,17 @@ class StepClock(Protocol):
     def start(self) -> None: ...
     def lap(self, phase: int) -> None: ...
     def skip(self) -> None:
-        """What came since the last lap belongs to no phase: it is shown as "other"."""
+        """Time since the last lap belongs to no phase: it is shown as "other"."""
 
     def gradients_ready(self) -> None:
         """The last gradient is computed: what follows until the end of backward is exposed exchange."""
 
     def lap_backward(self, exchanged: bool) -> None: ...
     def waits(self) -> bool:
-        """Whether the step now waits for the exchange; asked from another thread, to find out who holds up the others."""
+        """Whether the step is waiting for the exchange now; another thread asks, to find the rank that holds up the others."""
 
     def finish(self, epoch: int, samples: int) -> None: ...
-    def settle(self) -> None: ...
+    def flush(self) -> None: ...
 
 
 class CpuClock:
@@ -70,8 +70,8 @@ class CpuClock:
     def finish(self, epoch: int, samples: int) -> None:
         self._log.write(epoch, samples, self._begin, self._phases, perf_counter_ns() - self._begin)
 
-    def settle(self) -> None:
-        self._log.settle()
+    def flush(self) -> None:
+        self._log.flush()
 
 
 class CudaClock:
@@ -123,7 +123,7 @@ class CudaClock:
         self._mark(-1)
         self._pending.append((epoch, samples, self._start_ns, self._marks))
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Read the events of all finished steps; waits for the newest one, so it is called about twice a second."""
         if self._pending:
             self._pending[-1][3][-1][1].synchronize()
@@ -134,4 +134,4 @@ class CudaClock:
                     phases[phase] += round(before.elapsed_time(event) * 1e6)
             self._log.write(epoch, samples, start_ns, phases, round(marks[0][1].elapsed_time(marks[-1][1]) * 1e6))
         self._pending = []
-        self._log.settle()
+        self._log.flush()

@@ -6,12 +6,14 @@ import os
 import platform
 import sys
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from lockstep.machine import facts
+from lockstep.machine.cores import cores
 from lockstep.machine.cpu import clock_mhz, cpu_model
 from lockstep.machine.formats import cap_line, works_line
-from lockstep.placement import cores
+from lockstep.machine.quota import ROOT, cpu_quota
 
 
 def version_of(package: str) -> str | None:
@@ -28,15 +30,16 @@ def memory_bytes() -> int | None:
         return None
 
 
-def machine() -> dict[str, Any]:
-    """All that can be said without torch."""
+def machine(root: Path = ROOT) -> dict[str, Any]:
+    """Everything that is known without torch. `root` is where control groups are looked for."""
     known = facts.known()
     return {
         "host": platform.node(),
         "system": f"{platform.system()} {platform.release()}",
         "cpu": cpu_model(),
         "clock_mhz": clock_mhz(),
-        "cores_usable": cores(),
+        "cores_usable": cores(root),
+        "cpu_quota": cpu_quota(root),
         "cores_machine": os.cpu_count(),
         "memory_bytes": memory_bytes(),
         "number_formats": works_line(known) if known else None,

@@ -41,7 +41,7 @@ class MemoryMeter:
             self._floor = high_water or 0
 
     def growth_bytes(self) -> int | None:
-        """How far the peak since the start lies over the start; None where the system does not say."""
+        """The peak since the start minus the size at the start; None if the system does not say."""
         if self.start_bytes is None:
             return None
         if self._cuda:
@@ -49,7 +49,17 @@ class MemoryMeter:
 
             return max(0, torch.cuda.max_memory_allocated(self._device) - self.start_bytes)
         peak = _status_bytes("VmHWM")
-        # A mark that could not be reset and was not passed tells nothing of the training.
+        # A high-water mark that could not be reset and was not exceeded says nothing about training.
         if peak is None or peak <= self._floor:
             return None
         return max(0, peak - self.start_bytes)
+
+
+def available_bytes() -> int | None:
+    """Memory that can be had without swapping; None where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return None
+    found = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
+    return int(found) * 1024 if found else None

@@ -1,17 +1,16 @@
 """torch's own profiler over a few steps: a table of operators, and the trace file that its tools read (docs/timeline.md).
 
-Every rank is looked at, so that none of them holds up the others more than the rest. The steps take longer meanwhile: their times are
-for comparing operators with each other, not with other runs.
+Every rank is profiled, so that none of them holds up the others. Profiled steps take longer: their times are for comparing operators
+with each other, not with other runs.
 """
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lockstep.files import replacing, write_atomically
 from lockstep.measure.records import WARMUP_STEPS
 from lockstep.run import write_atomic
 
@@ -47,7 +46,7 @@ class Profile:
             self._between.append(name)
 
     def close(self) -> None:
-        """A run that ended early has what there is."""
+        """Called at the end: a run that ended early writes what it has."""
         if self._profiler is not None and self._seen:
             self._write()
 
@@ -64,7 +63,7 @@ class Profile:
             activities=activities, schedule=lambda step: ProfilerAction.RECORD, profile_memory=True
         )
         self._profiler.start()
-        if not dist.is_initialized():  # else torch says it; its tools want to know
+        if not dist.is_initialized():  # without a process group torch does not add it, and its tools need it
             self._profiler.add_metadata_json("distributedInfo", json.dumps({"rank": 0, "world_size": 1}))
 
     def _write(self) -> None:
@@ -72,9 +71,10 @@ class Profile:
         profiler.stop()
         averages = profiler.key_averages()
         text = averages.table(sort_by="self_cpu_time_total", row_limit=ROWS)
-        self._whole(TABLE, lambda path: path.write_text(text))
-        self._whole(TRACE, lambda path: profiler.export_chrome_trace(str(path)))
-        # Last: where it is, the others are.
+        write_atomically(self._folder / TABLE, text.encode(), durable=False)
+        with replacing(self._folder / TRACE, durable=False) as temporary:
+            profiler.export_chrome_trace(str(temporary))
+        # Written last: if this file exists, so do the others.
         content = {
             "first_step": self._before + self._first + 1,
             "steps": self._seen,
@@ -83,15 +83,9 @@ class Profile:
         }
         write_atomic(self._folder / OPERATORS, content)
 
-    def _whole(self, name: str, write: Callable[[Path], Any]) -> None:
-        """The file is there when it is whole, or not at all. torch looks at the ending of the name."""
-        temporary = self._folder / f".{os.getpid()}.{name}"
-        write(temporary)
-        temporary.replace(self._folder / name)
-
 
 def rows(averages: Any) -> list[dict[str, Any]]:
-    """One row an operator, those with the most time of their own first. Times are microseconds over all steps looked at."""
+    """One row per operator, sorted by self time. Times are microseconds over all profiled steps."""
     own = sum(entry.self_cpu_time_total for entry in averages)
     found = [
         {

@@ -1,4 +1,4 @@
-"""What one rank writes while it trains: step rows, signs of life, epochs, TensorBoard events."""
+"""What one rank writes while it trains: step rows, heartbeats, epochs, TensorBoard events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from time import perf_counter, perf_counter_ns
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from lockstep.errors import InputError
 from lockstep.measure.clock import CpuClock, CudaClock, StepClock
@@ -23,60 +23,66 @@ if TYPE_CHECKING:
 
     from lockstep.measure.trace import Trace
 
+T = TypeVar("T")
 BEAT_S = 0.5
+# Of ranks that are parked most of the time: their heartbeats would take time from the one whose turn it is.
+PARKED_BEAT_S = 5.0
+# Initial room for rows, if the number of steps is not known.
+FIRST_ROWS = 4096
 EVENT_EVERY_STEPS = 100
 
 
 class Extra(Protocol):
-    """What looks more closely at a few steps."""
+    """Records a few steps in detail: a trace or a profile."""
 
     def after_step(self, rows: int) -> None:
-        """So many step rows are written."""
+        """N step rows are written."""
 
     def aside(self, name: str, begin: float) -> None:
-        """Something that is no step went on since a moment of `perf_counter`."""
+        """Something other than a step ran since `begin`, a time of `perf_counter`."""
 
     def close(self) -> None:
         """No more steps will come."""
 
 
 class Recorder:
-    """Owns the rank's files and its clocks. Time that the training thread spends here is counted apart, as logging."""
+    """Owns the rank's files and its clocks. Time that the training thread spends here is counted separately, as logging."""
+
+    clock: StepClock
 
     def __init__(
         self,
         run: Run,
         rank: int,
-        total_steps: int,
+        total_steps: int | None,
         device: torch.device,
         rows_kept: int = 0,
         steps_before: int = 0,
         spec: Spec | None = None,
     ) -> None:
-        """`spec`: what else to keep, a trace or a profile; nothing where it is not given."""
+        """`total_steps`: None if unknown; then the file of rows grows. `spec`: what else to keep, a trace or a profile."""
         self.folder = run.rank_folder(rank)
-        self.rank = rank
-        try:
-            self.log = StepLog(self.folder / "steps.bin", total_steps - steps_before, device, rows_kept, steps_before)
-            self.events = EventFile(run.folder / "tensorboard" / f"rank{rank:04d}")
-        except OSError as error:
-            raise folder_error(run.folder, error) from None
-        self.clock: StepClock = CudaClock(self.log) if device.type == "cuda" else CpuClock(self.log)
+        self.rank, self._device = rank, device
+        self._room = FIRST_ROWS if total_steps is None else None
+        rows = FIRST_ROWS if total_steps is None else total_steps - steps_before
+        self._open_log(rows, rows_kept, steps_before)
+        self.events = self._try(lambda: EventFile(run.folder / "tensorboard" / f"rank{rank:04d}"))
         self.trace: Trace | None = None
         self._extras: list[Extra] = []
         if spec is not None:
             self._look_closer(spec, device, rows_kept, steps_before)
         self.logging_seconds = 0.0
-        self._settle_at_ns = 0
+        self._flush_at_ns = 0
         self._events_upto = rows_kept
         self._before = steps_before
         self._where = (0, steps_before + rows_kept, 0)  # epoch, step, samples so far
+        self._beat_s = PARKED_BEAT_S if spec is not None and spec.options.turns else BEAT_S
         self._ended = threading.Event()
         self._pulse = threading.Thread(target=self._beat_until_ended, name="lockstep-pulse", daemon=True)
         self._pulse.start()
 
     def _look_closer(self, spec: Spec, device: torch.device, rows: int, steps_before: int) -> None:
-        """Imported where it is asked for, so that other runs do not wait for it."""
+        """Imported only if requested, so that other runs do not wait for it."""
         options = spec.options
         if options.trace:
             from lockstep.measure.trace import Trace, TraceClock
@@ -91,38 +97,53 @@ class Recorder:
 
             self._extras.append(Profile(self.folder, options.profile, rows + (options.trace or 0), steps_before))
 
-    def _try(self, write: Callable[[], None]) -> None:
+    def _open_log(self, rows: int, rows_kept: int, steps_before: int) -> None:
+        path = self.folder / "steps.bin"
+        self.log = self._try(lambda: StepLog(path, rows, self._device, rows_kept, steps_before))
+        self.clock = CudaClock(self.log) if self._device.type == "cuda" else CpuClock(self.log)
+
+    def _try(self, write: Callable[[], T]) -> T:
         try:
-            write()
+            return write()
         except OSError as error:
             raise folder_error(self.folder.parents[1], error) from None
 
     def aside(self, name: str, begin: float) -> None:
-        """What went on between steps, since a moment of `perf_counter`."""
+        """Record what ran between steps, since a time of `perf_counter`."""
         for extra in self._extras:
             extra.aside(name, begin)
 
     def after_step(self, epoch: int, step: int, samples: int) -> None:
-        """Called after every step; about twice a second it settles what a GPU still holds."""
+        """Called after every step; about twice a second it reads pending values from a GPU."""
         self._where = (epoch, step, self._where[2] + samples)
+        if step == self._room:
+            self._grow(step)
         now = perf_counter_ns()
         if self._extras:
             for extra in self._extras:
                 self._try(partial(extra.after_step, self.log.count))
             self.logging_seconds += (perf_counter_ns() - now) / 1e9
             now = perf_counter_ns()
-        if now < self._settle_at_ns:
+        if now < self._flush_at_ns:
             return
-        self._settle_at_ns = now + int(BEAT_S * 1e9)
-        self.clock.settle()
+        self._flush_at_ns = now + int(BEAT_S * 1e9)
+        self.clock.flush()
         self.logging_seconds += (perf_counter_ns() - now) / 1e9
 
+    def _grow(self, rows: int) -> None:
+        """Map the file of rows again with twice the room; the rows so far stay."""
+        began = perf_counter()
+        self.clock.flush()
+        self._room = 2 * rows
+        self._open_log(self._room, rows, self._before)
+        self.logging_seconds += perf_counter() - began
+
     def _beat_until_ended(self) -> None:
-        """Signs of life from a thread of its own: a rank that hangs still says where, and one that is stopped says nothing."""
+        """Heartbeats from a separate thread: a rank that hangs still reports where, and one that is stopped reports nothing."""
         before: tuple[int, int] | None = None
-        pause = 0.0  # the first at once: whoever looks for a rank's process finds it
+        pause = 0.0  # the first one at once, so that a rank's process can be found
         while not self._ended.wait(pause):
-            pause = BEAT_S
+            pause = self._beat_s
             epoch, step, samples = self._where
             now = perf_counter_ns()
             more: dict[str, Any] = {"waits": self.clock.waits()}
@@ -135,7 +156,7 @@ class Recorder:
                 self.beat("running", **more)
 
     def beat(self, state: str, **more: Any) -> None:
-        """A sign of life: replaced in place, not forced to disk (a lost one costs nothing)."""
+        """A heartbeat: replaced in place, not forced to disk (a lost one costs nothing)."""
         record = {
             "rank": self.rank,
             "state": state,
@@ -149,7 +170,7 @@ class Recorder:
     def epoch(self, record: dict[str, Any], test: dict[str, float]) -> None:
         """The rank's own epoch record, and its events: train by the step, test by the epoch."""
         started = perf_counter()
-        self.clock.settle()
+        self.clock.flush()
         append_line(self.folder / "epochs.jsonl", record)
         while self._events_upto + EVENT_EVERY_STEPS <= self.log.count:
             upto = self._events_upto + EVENT_EVERY_STEPS
@@ -165,7 +186,7 @@ class Recorder:
     def close(self, summary: dict[str, Any]) -> None:
         self._ended.set()
         self._pulse.join()
-        self.clock.settle()
+        self.clock.flush()
         for extra in self._extras:
             self._try(extra.close)
         self.log.close()
@@ -175,6 +196,6 @@ class Recorder:
 
 
 def write_failure(run: Run, record: dict[str, Any]) -> bool:
-    """The rank's own account of why it ended; the supervisor decides which account is the first cause. False: it cannot be written."""
+    """Write the rank's own account of why it ended; the supervisor decides which one is the first cause. False if it cannot be written."""
     account = {"time": time.time(), "pid": os.getpid(), "host": platform.node(), **record}
     return run.write_final(run.rank_folder(record["rank"]) / "failure.json", account)

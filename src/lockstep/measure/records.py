@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ ROW = np.dtype(
     [
         ("step", "<i8"),  # 1, 2, 3, … over the whole run
         ("epoch", "<i4"),
-        ("warmup", "<i4"),  # 1 for the first steps, while caches and allocators settle: kept, and marked
+        ("warmup", "<i4"),  # 1 for the warm-up steps, while caches and allocators fill: kept, and marked
         ("samples", "<i8"),
         ("start_ns", "<i8"),  # perf_counter_ns: one clock for all ranks of a host
         ("data_ns", "<i8"),
@@ -42,7 +42,7 @@ ROW = np.dtype(
 )
 PHASES = ("data", "forward", "backward", "exchange", "optimizer")
 WARMUP_STEPS = 10
-# Ten years of nanoseconds: more is no time of a step, and sums of many would overflow.
+# Ten years in nanoseconds: no step takes longer, and sums of larger values would overflow.
 MOST_NS = 10 * 365 * 24 * 3600 * 10**9
 
 _HEAD = struct.Struct("<qiiqqqqqqqq")
@@ -50,10 +50,10 @@ _STEP = struct.Struct("<q")
 
 
 class StepLog:
-    """Writes one row a step; the loss and the count of hits are written by torch, so nothing waits for them."""
+    """Writes one row per step; torch writes the loss and the count of hits, so nothing waits for them."""
 
     def __init__(self, path: Path, rows: int, device: torch.device, rows_kept: int = 0, steps_before: int = 0) -> None:
-        """`rows_kept`: how many rows of an earlier attempt stay; what came after them is written anew. `steps_before`: steps
+        """`rows_kept`: how many rows of an earlier attempt stay; later ones are overwritten. `steps_before`: steps
         that another run has taken before the first row of this one."""
         import torch
 
@@ -64,7 +64,7 @@ class StepLog:
             self._map = mmap.mmap(file.fileno(), 0)
         self._path = path
         self._rows = np.frombuffer(self._map, dtype=ROW)
-        self._settled = self.count = rows_kept
+        self._flushed = self.count = rows_kept
         self._before = steps_before
         loss, correct = torch.from_numpy(self._rows["loss_sum"]), torch.from_numpy(self._rows["correct"])
         self._on_device = device.type != "cpu"
@@ -79,47 +79,57 @@ class StepLog:
         _HEAD.pack_into(self._map, offset, 0, epoch, self.count <= WARMUP_STEPS, samples, start_ns, *phases, total_ns)
         _STEP.pack_into(self._map, offset, self._before + self.count)
 
-    def settle(self) -> None:
-        """On a GPU: bring the losses of the steps so far into the file. Waits for the device: not for every step."""
-        if self._on_device and self._settled < self.count:
-            span = slice(self._settled, self.count)
+    def flush(self) -> None:
+        """On a GPU: copy the losses of the steps so far into the file. It waits for the device, so it is not called every step."""
+        if self._on_device and self._flushed < self.count:
+            span = slice(self._flushed, self.count)
             self._rows["loss_sum"][span] = self.loss[span].cpu().numpy()
             self._rows["correct"][span] = self.correct[span].cpu().numpy()
-        self._settled = self.count
+        self._flushed = self.count
 
     def mean_loss(self, last: int) -> float | None:
-        """The mean loss of a sample over the last steps that are in the file, once there are some."""
-        rows = self._rows[max(0, self._settled - last) : self._settled]
+        """The mean loss per sample over the newest steps in the file; None if there are none."""
+        rows = self._rows[max(0, self._flushed - last) : self._flushed]
         samples = int(rows["samples"].sum())
         return float(rows["loss_sum"].sum()) / samples if samples else None
 
     def totals(self, since: int, upto: int | None = None) -> tuple[float, int, int]:
         """Sum of losses, hits and samples of the rows from `since` on."""
-        rows = self._rows[since : self._settled if upto is None else upto]
+        rows = self._rows[since : self._flushed if upto is None else upto]
         return float(rows["loss_sum"].sum()), int(rows["correct"].sum()), int(rows["samples"].sum())
 
+    def phase_seconds(self, since: int) -> dict[str, float]:
+        """Seconds of each phase over the rows from `since` on."""
+        rows = self._rows[since : self.count]
+        return {phase: float(rows[f"{phase}_ns"].sum()) / 1e9 for phase in PHASES}
+
     def first_not_finite(self) -> int | None:
-        """The first step of those in the file whose loss is infinite or not a number."""
-        rows = self._rows[: self._settled]
+        """The first step in the file whose loss is not finite."""
+        rows = self._rows[: self._flushed]
         found = rows["step"][~np.isfinite(rows["loss_sum"])]
         return int(found[0]) if len(found) else None
 
     def close(self) -> None:
         """Cut the file to the rows that were written."""
-        self.settle()
+        self.flush()
         os.truncate(self._path, self.count * ROW.itemsize)
 
 
 def read_steps(path: Path) -> np.ndarray[Any, Any]:
-    """The rows written so far, none where the file is damaged; reserved rows and a last row that was cut off are passed over."""
+    """The rows written so far, empty if the file is damaged; reserved rows and a truncated last row are skipped."""
     try:
         return check_steps(path)
     except Damaged:
         return np.empty(0, dtype=ROW)
 
 
+def steps_taken(folder: Path) -> int:
+    """How many steps a rank's folder tells of."""
+    return len(read_steps(folder / "steps.bin"))
+
+
 def check_steps(path: Path) -> np.ndarray[Any, Any]:
-    """The same, but what is damaged is an error."""
+    """The same, but a damaged file is an error."""
     data = read_file(path) or b""
     rows = np.frombuffer(data[: len(data) - len(data) % ROW.itemsize], dtype=ROW)
     rows = np.asarray(rows[rows["step"] != 0])
@@ -127,19 +137,25 @@ def check_steps(path: Path) -> np.ndarray[Any, Any]:
     if (rows["step"] < 0).any() or (np.diff(rows["step"]) <= 0).any():
         raise Damaged(f"{path.name}: its steps are not in order")
     if (rows["total_ns"] <= 0).any() or (rows["samples"] < 0).any():
-        raise Damaged(f"{path.name}: a step that took no time, or fewer samples than none")
-    # Both ways: the clock of a GPU may be a little behind itself.
+        raise Damaged(f"{path.name}: a step with no duration, or with a negative number of samples")
+    # Negative ones too: a GPU's clock may run slightly backwards.
     if any(
         ((rows[name] > MOST_NS) | (rows[name] < -MOST_NS)).any() for name in ("total_ns", "start_ns", "samples", *times)
     ):
-        raise Damaged(f"{path.name}: a step of years")
+        raise Damaged(f"{path.name}: a step that took more than ten years")
     return rows
 
 
+def mean_losses(ranks: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """The mean loss of a sample at each step, over all ranks; NaN where a step had no samples. The ranks' rows are of the same steps."""
+    loss, samples = (np.sum([rows[name] for rows in ranks], axis=0) for name in ("loss_sum", "samples"))
+    return np.asarray(np.divide(loss, samples, out=np.full(np.shape(loss), np.nan), where=samples > 0))
+
+
 def damage(run: Run) -> list[str]:
-    """What of the ranks' own files, and of what was measured beside the run, cannot be read, each with the reason."""
+    """Which of the ranks' own files, and of the measurements beside the run, cannot be read, each with the reason."""
     from lockstep import ways
-    from lockstep.measure import trace
+    from lockstep.measure import trace, traced
 
     kinds: dict[str, Callable[[Path], object]] = {
         "status.json": lambda path: read_record(path, shapes.Beat),
@@ -147,7 +163,7 @@ def damage(run: Run) -> list[str]:
         "summary.json": lambda path: read_record(path, shapes.RankSummary),
         "epochs.jsonl": lambda path: read_records(path, shapes.Epoch),
         "steps.bin": check_steps,
-        trace.FILE: trace.check,
+        trace.FILE: traced.check,
     }
     found = []
     for folder in run.rank_folders():

@@ -1,4 +1,7 @@
-"""The published nets, and import of the user's own. Seed to weights is the same on every placement."""
+"""The published nets, and import of the user's own. Seed to weights is the same on every placement.
+
+May import data/ (for the shape of its images) and the files at the top. Its door is `build`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lockstep.errors import InputError
+from lockstep.errors import InputError, first_line
 from lockstep.plugins import is_spec, load_object
 from lockstep.recipe import Recipe
 
@@ -26,7 +29,7 @@ class ModelInfo:
     builder: str
     shape: Shape
     parameters: int
-    """With the default arguments, so that they are known without torch; a test counts them."""
+    """The number of parameters with the default arguments, known without torch; a test counts them."""
     data: str
     about: str
 
@@ -76,7 +79,7 @@ def check_name(name: str) -> None:
 def build(recipe: Recipe, shape: Shape | None = None) -> nn.Module:
     """The recipe's model with weights that depend on nothing but the seed.
 
-    `shape`: of an image, which lazy layers need to have weights at all.
+    `shape`: the shape of an image, which lazy layers need to create their weights.
     """
     import torch
     from torch import nn
@@ -87,10 +90,11 @@ def build(recipe: Recipe, shape: Shape | None = None) -> nn.Module:
 
     check_name(recipe.model)
     info = CATALOGUE.get(recipe.model)
-    with seeded(recipe.seed):  # a user's module may draw while it is imported, and a model from any of three generators
+    # A user's module may draw random numbers on import, and a model may draw from any of three generators.
+    with seeded(recipe.seed):
         builder = load_object(info.builder if info else recipe.model, option="model")
         arguments = {**recipe.model_args, **_regularizers(recipe, builder)}
-        seed_all(recipe.seed)  # the same model, whether its module was imported just now or before
+        seed_all(recipe.seed)  # again: it must not matter whether the module was imported just now or before
         try:
             model = builder(**arguments)
         except TypeError as error:
@@ -119,7 +123,7 @@ def is_lazy(model: nn.Module) -> bool:
 def trained_size(recipe: Recipe) -> tuple[int, int] | None:
     """Trained parameters, and their bytes; None for lazy layers on data that are not known yet.
 
-    Known for the published nets as they are; others are built, which takes torch's two seconds.
+    Known for the unchanged published nets; others are built, which takes torch's import of two seconds.
     """
     from lockstep.data.catalog import find
 
@@ -133,7 +137,7 @@ def trained_size(recipe: Recipe) -> tuple[int, int] | None:
     return sum(p.numel() for p in trained), sum(p.numel() * p.element_size() for p in trained)
 
 
-# What a model has to be built with: the layer that a user's own model needs where it takes no such argument.
+# By argument: the layer that a user's own model can contain if its builder does not take the argument.
 _LAYERS = {"dropout": "Dropout", "batch_norm": "BatchNorm2d"}
 
 
@@ -143,7 +147,7 @@ def _regularizers(recipe: Recipe, builder: Callable[..., Any]) -> dict[str, Any]
     chosen = {key: value for key, value in chosen.items() if value not in (0, "off")}
     try:
         taken = inspect.signature(builder).parameters.values() if chosen else ()
-    except (TypeError, ValueError):  # some callables written in C do not tell
+    except (TypeError, ValueError):  # some callables written in C have no signature
         taken = ()
     names = {parameter.name for parameter in taken}
     for key, value in chosen.items():
@@ -158,7 +162,7 @@ def _regularizers(recipe: Recipe, builder: Callable[..., Any]) -> dict[str, Any]
 
 
 def _try(model: nn.Module, recipe: Recipe, images: Any) -> Any:
-    """What the model answers for some images, in eval mode; an InputError that says why where it cannot."""
+    """The model's output for some images, in eval mode; an InputError with the reason if it fails."""
     import torch
 
     training = model.training
@@ -170,7 +174,7 @@ def _try(model: nn.Module, recipe: Recipe, images: Any) -> Any:
         raise
     except Exception as error:
         info, shape = CATALOGUE.get(recipe.model), tuple(images.shape[1:])
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = first_line(error)
         if info and info.shape != shape:
             reason = f"it takes {'x'.join(map(str, info.shape))}; choose data={info.data} or another model"
         size = "x".join(map(str, shape))
@@ -182,7 +186,7 @@ def _try(model: nn.Module, recipe: Recipe, images: Any) -> Any:
 
 
 def check_fits(model: nn.Module, recipe: Recipe, shape: Shape, classes: int) -> None:
-    """Try two blank images: a model that cannot take the data, or answers in another shape, is named before training."""
+    """Try two blank images: a model that does not fit the data, or has another output shape, is refused before training."""
     import torch
 
     output = _try(model, recipe, torch.zeros(2, *shape))

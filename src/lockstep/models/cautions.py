@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from lockstep import keyed, seeding
 from lockstep.models import layers
+from lockstep.torch_private import AnyBatchNorm
 
 
 def remarks(model: nn.Module) -> list[str]:
-    """What was changed about the model so that ranks compute alike; one line each."""
+    """What was changed in the model so that ranks compute the same; one line each."""
     dropout = [name for name, layer in model.named_modules() if isinstance(layer, layers.Keyed) and layer.automatic]
     dense = [name for name, layer in model.named_modules() if getattr(layer, "made_dense", False)]
     found = []
@@ -35,9 +35,9 @@ def remarks(model: nn.Module) -> list[str]:
 def cautions(
     model: nn.Module, images: Tensor | None = None, forward: Callable[[nn.Module, Tensor], Any] | None = None
 ) -> list[str]:
-    """Why N ranks may compute something else than one; one line each.
+    """Why N ranks may compute something other than one; one line each.
 
-    With `images`, a copy of the model is tried on them in training mode; `forward` calls it, where that takes more than a call.
+    With `images`, a copy of the model is tried on them in training mode, called through `forward` if that is given.
     """
     norms = [name for name, layer in model.named_modules() if _per_rank(layer)]
     found = []
@@ -55,7 +55,7 @@ def _tried(model: nn.Module, images: Tensor, forward: Callable[[nn.Module, Tenso
     known = {
         f"{name}.{buffer}"
         for name, layer in model.named_modules()
-        if isinstance(layer, _BatchNorm)
+        if isinstance(layer, AnyBatchNorm)
         for buffer, _ in layer.named_buffers()
     }
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers() if name not in known}
@@ -83,7 +83,7 @@ def _tried(model: nn.Module, images: Tensor, forward: Callable[[nn.Module, Tenso
 
 
 def unkeyed(model: nn.Module) -> list[str]:
-    """Dropout that could not draw by the sample in a pass that was made."""
+    """Dropout layers that could not draw by the sample in a past forward pass."""
     lost = [name for name, layer in model.named_modules() if isinstance(layer, layers.Keyed) and layer.lost]
     text = (
         f"dropout ({_names(lost)}) has inputs whose first dimension is not the samples: each rank draws its own masks"
@@ -94,7 +94,7 @@ def unkeyed(model: nn.Module) -> list[str]:
 def _per_rank(layer: nn.Module) -> bool:
     if isinstance(layer, layers.BatchNorm2d):
         return not layer.synchronised
-    return isinstance(layer, _BatchNorm) and not isinstance(layer, nn.SyncBatchNorm)
+    return isinstance(layer, AnyBatchNorm) and not isinstance(layer, nn.SyncBatchNorm)
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

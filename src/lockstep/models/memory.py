@@ -1,9 +1,9 @@
 """The order of a model's memory, and the one kind of layer that must not have channels-last.
 
-A 1x1 convolution with a stride, whose input channels are no multiple of 16, writes beyond its scratch memory in the gradient of its
-weight if its input lies in channels-last order (oneDNN in torch 2.13.0: in fp32 with AVX2, in bf16 with AVX512 and two threads).
-With contiguous input, or with 16, 32 or 64 channels, it did not fail (docs/machine.md). Damaged memory may or may not end the
-process, so trying it proves nothing: such layers always compute in contiguous memory, and the rest of the model as it was asked for.
+A 1x1 convolution with a stride, whose number of input channels is not a multiple of 16, writes beyond its scratch memory in the
+gradient of its weight if its input is channels-last (oneDNN in torch 2.13.0: in fp32 with AVX2, in bf16 with AVX512 and two
+threads). With contiguous input, or with 16, 32 or 64 channels, it did not fail (docs/machine.md). Damaged memory may or may not
+end the process, so trying it proves nothing: such layers always compute in contiguous memory, and the rest of the model as asked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SAFE_MULTIPLE = 16
 
 
 def arrange(model: nn.Module, memory_format: torch.memory_format) -> nn.Module:
-    """Lay the weights out in this order, but for the layers that it would break."""
+    """Convert the weights to this memory format, except in layers that it would break."""
     model = model.to(memory_format=memory_format)  # type: ignore[call-overload]
     if memory_format == torch.channels_last:
         for layer in model.modules():

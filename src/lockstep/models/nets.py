@@ -1,17 +1,15 @@
 """The nets of the published experiments, as their reports describe them.
 
-One thing is written in another order: where the reports have convolution, ReLU, max-pool, we have convolution, max-pool, ReLU.
-The largest of four numbers, cut off at zero, is the largest of the four cut off at zero, and the gradient goes to the same
-one of them, so every output and every gradient has the same bits (tests/test_models.py), for a quarter of the ReLU's work.
-Batch norm, where a recipe asks for it, follows the convolution, so the same holds behind it. Dropout precedes each linear layer.
-Neither draws a number, so a seed's first weights are the same with and without them. A convolution before batch norm has no bias:
-the mean takes it out again, and what is left of its gradient is rounding, which Adam would blow up to whole steps.
+One order differs: where the reports have convolution, ReLU, max-pool, we have convolution, max-pool, ReLU. ReLU of the largest
+of four numbers is the largest of their ReLUs, and the gradient goes to the same one of them, so every output and every gradient
+has the same bits (tests/test_models.py), for a quarter of the ReLU's work. Batch norm, where a recipe asks for it, follows the
+convolution, so the same holds behind it. Dropout precedes each linear layer. Neither draws a number, so a seed's first weights
+are the same with and without them. A convolution before batch norm has no bias: the mean removes it again, and its remaining
+gradient is rounding, which Adam would amplify to whole steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -19,6 +17,7 @@ import torch
 from torch import nn
 
 from lockstep.models.layers import BatchNorm2d, Dropout
+from lockstep.torch_private import convolution_backward, without_onednn
 
 
 def mnist_convnet(*, dropout: float = 0.0, batch_norm: str = "off") -> nn.Module:
@@ -42,25 +41,25 @@ def cifar_vgg(*, dropout: float = 0.0, batch_norm: str = "off") -> nn.Module:
     return nn.Sequential(*layers, *_linear(32, 10, dropout))
 
 
-def _conv(channels: int, width: int, batch_norm: str, pool: bool = False) -> list[nn.Module]:
+def _conv(channels: int, out_channels: int, batch_norm: str, pool: bool = False) -> list[nn.Module]:
     pools = [nn.MaxPool2d(2)] if pool else []
-    return [_plain_conv(channels, width, batch_norm), *_norm(width, batch_norm), *pools, nn.ReLU()]
+    return [_plain_conv(channels, out_channels, batch_norm), *_norm(out_channels, batch_norm), *pools, nn.ReLU()]
 
 
-def _plain_conv(channels: int, width: int, batch_norm: str, kind: type[nn.Conv2d] = nn.Conv2d) -> nn.Conv2d:
-    conv = kind(channels, width, 3, padding=1)
-    if batch_norm != "off":  # taken away afterwards, so that the numbers that were drawn for it are drawn
+def _plain_conv(channels: int, out_channels: int, batch_norm: str, kind: type[nn.Conv2d] = nn.Conv2d) -> nn.Conv2d:
+    conv = kind(channels, out_channels, 3, padding=1)
+    if batch_norm != "off":  # removed afterwards, so that the generator advances as with a bias
         conv.register_parameter("bias", None)
     return conv
 
 
-def _linear(features: int, width: int, dropout: float) -> list[nn.Module]:
-    return [*([Dropout(dropout)] if dropout else []), nn.Linear(features, width)]
+def _linear(features: int, out_features: int, dropout: float) -> list[nn.Module]:
+    return [*([Dropout(dropout)] if dropout else []), nn.Linear(features, out_features)]
 
 
 def _norm(channels: int, batch_norm: str) -> list[nn.Module]:
     if batch_norm not in ("off", "synchronised", "per-rank"):
-        raise ValueError(f"batch_norm={batch_norm} is none of off, synchronised, per-rank")
+        raise ValueError(f"batch_norm={batch_norm} is not one of off, synchronised, per-rank")
     return [] if batch_norm == "off" else [BatchNorm2d(channels, synchronised=batch_norm == "synchronised")]
 
 
@@ -68,7 +67,7 @@ class TiedConv(nn.Module):
     """Document C: one convolution + ReLU applied k times with the same weights (k = 10 does not learn).
 
     The report states neither width nor head: 32 channels after a first convolution, and one linear layer, are ours.
-    With batch norm, each of the k applications has one of its own: what they normalise is distributed differently.
+    With batch norm, each of the k applications has its own layer: their inputs are distributed differently.
     Three things may be changed, one at a time, to see what each does: tied=False gives every application weights of its own,
     init="he" draws weights that keep the size of the activations, and onednn=False computes the convolutions without oneDNN.
     """
@@ -88,7 +87,7 @@ class TiedConv(nn.Module):
         if k < 1 or channels < 1:
             raise ValueError(f"k={k} and channels={channels} must be at least 1")
         if init not in ("torch", "he"):
-            raise ValueError(f"init={init} is none of torch, he")
+            raise ValueError(f"init={init} is not one of torch, he")
         self.k = k
         conv = partial(_plain_conv, batch_norm=batch_norm, kind=nn.Conv2d if onednn else ConvWithoutOneDnn)
         self.stem = conv(1, channels)
@@ -137,19 +136,8 @@ class ConvWithoutOneDnn(nn.Conv2d):
         return result
 
 
-@contextmanager
-def without_onednn() -> Iterator[None]:
-    """As torch.backends.mkldnn.flags(enabled=False), which also sets what is for other devices, and warns of it."""
-    before = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(before)
-
-
 class _WithoutOneDnn(torch.autograd.Function):
-    """PyTorch's switch holds for the whole process, and which library computes a gradient is decided only when it is computed."""
+    """PyTorch's switch is global to the process, and the library for a gradient is chosen only when it is computed."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -163,7 +151,7 @@ class _WithoutOneDnn(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         ones = [1, 1]
         with without_onednn():
-            grads: tuple[torch.Tensor | None, ...] = torch.ops.aten.convolution_backward(
+            grads: tuple[torch.Tensor | None, ...] = convolution_backward(
                 outer[0], x, weight, [weight.shape[0]], ones, ones, ones, False, [0, 0], 1,
                 [ctx.needs_input_grad[0], True, ctx.biased],
             )  # fmt: skip

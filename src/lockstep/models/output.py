@@ -1,4 +1,4 @@
-"""Models that answer more than scores: a tuple, a list, a dictionary, a data class with `logits`."""
+"""Models that return more than scores: a tuple, a list, a dictionary, a data class with `logits`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lockstep.errors import InputError
 
 
 def only_scores(model: nn.Module, inputs: Any, output: Any) -> Tensor:
-    """A forward hook: the scores of all that a model answers. What else there is (auxiliary heads, features) is not trained on."""
+    """A forward hook: pick the scores from a model's output. Other parts (auxiliary heads, features) are not trained on."""
     if isinstance(output, Tensor):
         return output
     found, kind = None, type(output).__name__

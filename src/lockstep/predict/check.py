@@ -1,7 +1,7 @@
-"""What the predictions are worth: fits on some placements of this machine, predictions of others, and real runs of those.
+"""How good the predictions are: fit some placements of this machine, predict others, and run those for real.
 
 No held-out run is used in a fit. Its step is measured as the fits measure theirs: means over windows of steps and over ranks, and the
-middle of the windows.
+median of the windows.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lockstep.comms import store
+from lockstep.backends.costs import store
 from lockstep.errors import InputError
-from lockstep.launch import emulate, execute, prepare, specify
-from lockstep.launch.link import parse_link
+from lockstep.launch import execute, prepare, specify
+from lockstep.launch.emulated import network as emulate
+from lockstep.launch.emulated.link import parse_link
+from lockstep.machine.cores import cores
 from lockstep.measure.records import read_steps
-from lockstep.placement import Placement, Plan, cores, ranks_per_host
+from lockstep.placement import Placement, Plan, ranks_per_host
 from lockstep.predict import measure
 from lockstep.predict.fit import Fit, folder, save
 from lockstep.predict.here import here
@@ -37,7 +39,7 @@ FORMAT = 2
 """1: errors of several rounds were averaged with their signs, which makes them smaller than those of single predictions."""
 FILE = "check.json"
 RUN_S = 6.0
-"""Of steps in a held-out run."""
+"""Steps in a held-out run."""
 FEWEST_STEPS, MOST_STEPS = 60, 4000
 WINDOWS = 20
 GOAL_MEDIAN, GOAL_WORST = 0.05, 0.15
@@ -48,13 +50,13 @@ class Held:
     """A placement that no fit has seen, and which fit predicts it."""
 
     what: str
-    """In which way it differs from those that were fitted."""
+    """How it differs from the fitted placements."""
     fit: str
     words: tuple[str, ...]
 
 
 COMMON = ("threads=1", "test_limit=100", "seed=5")
-# What is fitted: the words of a recipe, with its global batch.
+# What is fitted: the arguments of a recipe, with its global batch.
 FITS: dict[str, tuple[str, ...]] = {
     "mnist-convnet, gloo": ("model=mnist-convnet", "data=embedded", "ranks=2", "backend=gloo", "global_batch=256"),
     "mnist-convnet, shm": ("model=mnist-convnet", "data=embedded", "ranks=2", "backend=shm", "global_batch=256"),
@@ -79,27 +81,25 @@ HELD = (
     Held("model", VGG, ("ranks=2", "global_batch=24")),
     Held("model and link", VGG, ("ranks=2", "global_batch=24", *QUICKER)),
 )
-# A batch that was fitted, so that all that is not predicted is the way between the hosts; a small one, so that it can be seen.
+# A batch that was fitted, so that only the path between the hosts is unknown; a small one, so that it is visible.
 NEXT_TO_NO_LINK = Held("", NET, ("ranks=2", "global_batch=8", "hosts=emulated:2", "link=0.1ms"))
 QUICK = (HELD[0], HELD[2], HELD[4])
 
 
-def run(quick: bool, tell: Tell, where: Path | None = None, repeats: int | None = None) -> dict[str, Any]:
-    """Fit, predict, run, compare; the result is kept for the predictions to come. `where`: the folder of fits."""
+def run(quick: bool, tell: Tell, where: Path | None = None, repeats: int = 2) -> dict[str, Any]:
+    """Fit, predict, run, compare; the result is kept for later predictions. `where`: the folder of fits."""
     if cores() < 2:
         raise InputError("predict --check: two ranks need two cores, and this process may use one")
     cases, left_out = possible(QUICK if quick else HELD)
-    repeats = repeats or 2
-    names = dict.fromkeys(case.fit for case in cases)
-    fits: dict[str, list[Fit]] = {name: [] for name in names}
+    fits: dict[str, list[Fit]] = {case.fit: [] for case in cases}
     tried: dict[Held, list[tuple[float, float]]] = {case: [] for case in cases}
     emulated, detours, done = any(_is_emulated(case) for case in cases), list[float](), 0
     with tempfile.TemporaryDirectory(prefix="lockstep-predict-") as scratch:
         for _ in range(repeats):
-            for name in names:
-                # Fitted anew just before: a machine that changes its speed within minutes must not look like a wrong model.
+            for name, made in fits.items():
+                # Fitted again just before the runs: a machine that changes its speed within minutes must not look like a wrong model.
                 fit = _fit(name, where, tell)
-                fits[name].append(fit)
+                made.append(fit)
                 if emulated and name == NET:
                     tell("predict: what emulated hosts cost by themselves …")
                     detours.append(_detour(fit, Path(scratch) / f"detour-{done}"))
@@ -130,7 +130,7 @@ def run(quick: bool, tell: Tell, where: Path | None = None, repeats: int | None 
 
 
 def possible(cases: Sequence[Held]) -> tuple[list[Held], str | None]:
-    """Those that this machine can run; emulated hosts need root."""
+    """The cases that this machine can run; emulated hosts need root."""
     reason = emulate.problem()
     if reason is None:
         return list(cases), None
@@ -142,7 +142,7 @@ def _is_emulated(case: Held) -> bool:
 
 
 def summary(errors: Sequence[float]) -> dict[str, Any]:
-    """Of relative errors, (measured - predicted) / predicted, each of a single prediction: that is what a user gets."""
+    """Summarise relative errors, (measured - predicted) / predicted, each of a single prediction: that is what a user gets."""
     sizes = [abs(error) for error in errors]
     return {
         "n": len(errors),
@@ -155,7 +155,7 @@ def summary(errors: Sequence[float]) -> dict[str, Any]:
 
 
 def known(where: Path | None = None) -> dict[str, Any] | None:
-    """The last check of this machine, where there is one."""
+    """The newest check of this machine; None if there is none."""
     content = read_json((where or folder()) / FILE)
     return content if content and content.get("format") == FORMAT else None
 
@@ -179,16 +179,16 @@ def _about(name: str, fit: Fit) -> dict[str, Any]:
 
 
 def _detour(fit: Fit, folder: Path) -> float:
-    """Seconds that a hop between emulated hosts takes by itself: packets find their way through processes that want the ranks' cores.
+    """Seconds that a hop between emulated hosts takes by itself: packets go through processes that compete with the ranks for cores.
 
-    A real network has none of that. It is measured with a link that has next to no delay, and added to the predictions for the others.
+    A real network does not have this cost. It is measured with a link of almost no delay, and added to the other predictions.
     """
     predicted, taken = _try(fit, NEXT_TO_NO_LINK, folder, 0.0)
     return max(0.0, taken - predicted) / 2  # two ranks: two hops
 
 
 def _try(fit: Fit, case: Held, folder: Path, detour: float) -> tuple[float, float]:
-    """The prediction, made before the run, and the run."""
+    """Predict, then run."""
     recipe, placement = load([], [*COMMON, *FITS[case.fit], *case.words])
     _, spec = specify(recipe, placement, Options(save_model=False), folder.parent, folder.name)
     predicted = predict(fit, case_of(fit, spec.placement, spec.plan, detour)).seconds
@@ -215,7 +215,7 @@ def case_of(fit: Fit, placement: Placement, plan: Plan, detour: float = 0.0) -> 
 
 
 def measured_step(run: Run, spec: Spec) -> float:
-    """Seconds of a step: the mean over ranks and over the steps of a window, and the middle of the windows. Partial batches are left out."""
+    """Seconds of a step: the mean over ranks and over the steps of a window, and the median of the windows. Partial batches are left out."""
     rows = [read_steps(run.rank_folder(rank) / "steps.bin") for rank in range(spec.plan.ranks)]
     full = spec.plan.micro_batch * spec.plan.accumulation
     whole = np.all([(one["samples"] == full) & (one["warmup"] == 0) for one in rows], axis=0)
@@ -228,7 +228,7 @@ def measured_step(run: Run, spec: Spec) -> float:
 
 
 def _result(case: Held, tried: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """`tried`: prediction and run, time by time."""
+    """`tried`: prediction and run of each round."""
     return {
         "what": case.what,
         "fit": case.fit,
@@ -240,7 +240,7 @@ def _result(case: Held, tried: Sequence[tuple[float, float]]) -> dict[str, Any]:
 
 
 def _drift(fits: dict[str, list[Fit]]) -> float:
-    """How much the machine itself changed its speed between two fits of the same placement: the largest change."""
+    """The largest change of the machine's own speed between two fits of the same placement."""
     changes = [
         statistics.median(
             two.seconds / one.seconds - 1

@@ -1,4 +1,4 @@
-"""Computing as a function of the micro batch: alone, and with the other ranks of a host beside it."""
+"""Compute time as a function of the micro batch: of one rank alone, and with the other ranks of its host running too."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import msgspec
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """A step of one rank that exchanges nothing, with so many samples in one pass."""
+    """A step of one rank that exchanges nothing, with `samples` samples in one pass."""
 
     samples: float
     seconds: float
     backward: float
-    """Of these seconds."""
+    """The part of these seconds that is backward."""
     optimizer: float
 
 
@@ -28,10 +28,10 @@ class Parts(NamedTuple):
 
 
 class Compute(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured, by samples."""
+    """The measured steps, sorted by samples."""
 
     ranks: int
-    """How many shared the host in `sharing`."""
+    """How many ranks shared the host in `sharing`."""
     wrapper: float
     """What the strategy costs beside the exchange, in a step of one pass."""
     alone: list[Point]
@@ -39,7 +39,7 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True):
     """With the wrapper, all ranks of the host at once."""
 
     def parts(self, micro: float, accumulation: int, sharing: int) -> Parts:
-        """A step of `accumulation` passes of `micro` samples, on a host with so many ranks."""
+        """A step of `accumulation` passes of `micro` samples, on a host with N ranks."""
         alone = at(self.alone, micro)
         compute = accumulation * (alone.seconds - alone.optimizer) + alone.optimizer
         # DDP's forward and its hooks recur in every pass.
@@ -47,23 +47,23 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True):
         if sharing == 1 or not self.sharing:
             return Parts(compute, wrapper, 0.0, alone.backward)
         shared = at(self.sharing, micro)
-        if sharing > self.ranks:  # more than were measured, and than there is room for: they take turns
+        if sharing > self.ranks:  # more ranks than were measured, and than the host has cores for: they take turns
             turns = sharing / self.ranks
             whole = accumulation * (shared.seconds - alone.optimizer) + alone.optimizer
             return Parts(compute, wrapper, turns * whole - compute - wrapper, turns * shared.backward)
-        # Measured with one rank and with all that the host holds; between the two, contention is taken to grow evenly.
+        # Measured with one rank and with a full host; contention is assumed to grow linearly between the two.
         share = (sharing - 1) / (self.ranks - 1)
         contention = accumulation * (shared.seconds - self.wrapper - alone.seconds) * share
         backward = alone.backward + (shared.backward - alone.backward) * share
         return Parts(compute, wrapper, contention, backward)
 
     def covers(self, micro: float) -> bool:
-        """Whether so many samples lie within what was measured."""
+        """Whether a pass of this many samples lies within the measured range."""
         return self.alone[0].samples <= micro <= self.alone[-1].samples
 
 
 def at(points: Sequence[Point], samples: float) -> Point:
-    """Straight between the measured batches; below and above them, on as it is there. Small batches have a floor, so it is no single line."""
+    """Interpolate linearly between the measured batches, and extrapolate beyond them. Small batches have a floor, so one line would not fit."""
     if len(points) == 1:
         return points[0]
     upper = next((i for i, point in enumerate(points) if point.samples >= samples), len(points) - 1)

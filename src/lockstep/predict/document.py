@@ -1,4 +1,4 @@
-"""A prediction as one document: rows, what was assumed, what the model has earned on held-out runs, the verdict."""
+"""A prediction as one document: rows, assumptions, the model's error on held-out runs, the verdict."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from lockstep.errors import InputError
-from lockstep.launch.link import parse_link
+from lockstep.launch.emulated.link import parse_link
 from lockstep.placement import Placement, ranks_per_host
 from lockstep.predict import check
 from lockstep.predict.fit import Fit, age
@@ -19,50 +19,58 @@ from lockstep.predict.model import missed
 from lockstep.predict.replay import replay, script_of
 from lockstep.predict.scaling import Ask, Row, Verdict
 from lockstep.recipe import Recipe
+from lockstep.units import counted
 
 DEFAULT_LINK = "10gbit,50us"
 # A replay of few ranks takes more steps, so that its noise averages out; one of 10,000 ranks stays within seconds.
 FEWEST_STEPS, MOST_STEPS, RANK_STEPS = 3, 200, 20_000
-# Up to so many ranks a replay's document has every rank's timeline.
+# A replay's document has every rank's timeline up to this many ranks.
 MOST_TIMELINES = 32
 
 
-def ask(fit: Fit, recipe: Recipe, placement: Placement, **options: Any) -> tuple[Ask, list[str]]:
-    """What the command's options come to for this run, and what that assumes."""
-    given, weak, per_host = options["link"], options["weak"], options["per_host"]
-    batch = recipe.global_batch if recipe.batch_per_rank is None else recipe.batch_per_rank * placement.ranks
+def ask(
+    fit: Fit,
+    recipe: Recipe,
+    placement: Placement,
+    *,
+    weak: bool = False,
+    link: str | None = None,
+    batch: int | None = None,
+    per_host: int | None = None,
+    algorithm: str = "auto",
+    every: int | None = None,
+) -> tuple[Ask, list[str]]:
+    """The command's options applied to this run, and the assumptions they make."""
+    stated = link or placement.link
+    own = recipe.global_batch if recipe.batch_per_rank is None else recipe.batch_per_rank * placement.ranks
     if weak:
-        batch = max(1, batch // (placement.ranks if placement.ranks > 1 else 1))
+        own = max(1, own // placement.ranks)
     held = fit.placement.ranks
     if per_host is not None and per_host > held:
         raise InputError(
-            f"--per-host {per_host}: this host was measured with {held} rank(s) on it; choose at most {held}"
+            f"--per-host {per_host}: this host was measured with {counted(held, 'rank')} on it; choose at most {held}"
         )
     usual = ranks_per_host(placement) if placement.ranks > 1 else held
-    link = parse_link(given or placement.link or DEFAULT_LINK)
-    if link.loss_ppm:
-        raise InputError(f"--link {given or placement.link}: loss is not modelled; state rate and delay alone")
+    between = parse_link(stated or DEFAULT_LINK)
+    if between.loss_ppm:
+        raise InputError(f"--link {stated}: loss is not modelled; state rate and delay alone")
     asked = Ask(
-        batch=options["batch"] or batch,
+        batch=batch or own,
         weak=weak,
         per_host=per_host or usual,
-        link=link,
-        algorithm=options["algorithm"],
-        every=options["every"],
+        link=between,
+        algorithm=algorithm,
+        every=every,
         micro_batch=placement.micro_batch,
         accumulation=placement.accumulation,
     )
-    between = (
-        f"joined by {link}"
-        if given or placement.link
-        else f"joined by {link}, which is assumed (state yours with --link)"
-    )
+    joined = f"joined by {between}" + ("" if stated else ", which is assumed (state yours with --link)")
     hosts = (
-        f"Up to {asked.per_host} rank(s) are on this host; more of them on more hosts like it, {asked.per_host} rank(s) of "
-        f"{fit.placement.threads} thread(s) on each, {between}. This machine's loopback is not a network."
+        f"This host has at most {counted(asked.per_host, 'rank')}; more of them are on more hosts like it, each with "
+        f"{counted(asked.per_host, 'rank')} of {counted(fit.placement.threads or 1, 'thread')}, {joined}. This machine's loopback is not a network."
     )
     assumed = [hosts, "Ranks are disturbed independently of each other, each as much as those of this host."]
-    if options["every"] or fit.placement.strategy in ROUNDS:
+    if every or fit.placement.strategy in ROUNDS:
         assumed.append(
             "Local SGD was not measured: its steps are taken to be those of ranks that exchange nothing, with one all-reduce of the weights a round."
         )
@@ -75,9 +83,7 @@ def beyond(fit: Fit, rows: Sequence[Row]) -> list[str]:
     outside = [row.ranks for row in rows if row.case and not fit.compute.covers(row.case.micro)]
     if not outside:
         return []
-    return [
-        f"Batches of a rank were measured from {low} to {high}; those with {_list(outside)} rank(s) are extrapolated."
-    ]
+    return [f"Batches of a rank were measured from {low} to {high}; those at ranks={_list(outside)} are extrapolated."]
 
 
 def _list(numbers: Sequence[int]) -> str:
@@ -85,21 +91,21 @@ def _list(numbers: Sequence[int]) -> str:
 
 
 def earned() -> tuple[dict[str, Any] | None, str]:
-    """What the model has earned on held-out runs of this machine, in figures and in words."""
+    """The model's error on held-out runs of this machine, as figures and as a sentence."""
     found = check.known()
     if found is None:
         return None, "not checked on this machine: run 'lockstep predict --check'"
     keys = ("time", "quick", "n", "most_ranks", "median_error", "worst_error", "lowest", "highest", "drift")
     when = time.strftime("%Y-%m-%d", time.localtime(found["time"]))
     text = (
-        f"{found['n']} predictions of held-out runs on this machine ({when}) were off by {found['median_error']:.1%} in the middle and by "
+        f"{found['n']} predictions of held-out runs on this machine ({when}) were off by {found['median_error']:.1%} in the median and by "
         f"{found['worst_error']:.1%} at worst; checked with up to {found['most_ranks']} ranks only, so beyond that there is no interval"
     )
     return {key: found[key] for key in keys}, text
 
 
 def replays(fit: Fit, rows: Sequence[Row], slow: float) -> list[dict[str, Any]]:
-    """Each row event by event: with the measured noise, and with one rank that is slow besides."""
+    """Replay each row event by event: with the measured noise, and once more with one slow rank."""
     found = []
     for row in rows:
         if row.case is None or row.step is None or row.ranks == 1:

@@ -1,23 +1,23 @@
-"""What an all-reduce of S bytes over N ranks takes, by hops.
+"""The time of an all-reduce of S bytes over N ranks, computed from hops.
 
     ring          2 (N - 1) hops of S / N bytes, all ranks at once
     tree          2 log2 N hops of S bytes: up to one rank, and down again
     hierarchical  up to one rank of each host, a ring of the hosts, and down again
 
-The software's own part of a hop is what was measured within this host with few ranks, divided by the hops of the ring that it made there. A
-link between hosts adds its delay, and its rate where that is slower than the software.
+The software's own part of a hop is the measured time within this host with few ranks, divided by the hops of that ring. A link
+between hosts adds its delay, and its rate where that is slower than the software.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
-from lockstep.launch.link import Link
+from lockstep.launch.emulated.link import Link
 
 NO_LINK = Link()
 """Neither rate nor delay."""
@@ -30,17 +30,17 @@ class Protocol:
     trips: int
     """One-way delays in a hop."""
     window: float
-    """Bytes under way before it has to ask again."""
+    """Bytes in flight before it has to wait for the receiver again."""
 
     def delays(self, size: float) -> float:
-        """How many one-way delays a hop of so many bytes takes."""
+        """How many one-way delays a hop of N bytes takes."""
         return max(1.0, size / self.window) * self.trips + PACED * min(
             1.0, max(0.0, size - AT_ONCE_BYTES) / PACED_BYTES
         )
 
 
-# A gloo rank says that it is ready to receive before the other one sends, so a hop takes two delays; at most two parts of 1 MiB are under
-# way at a time. Other backends are taken to send at once; there was no second machine to measure them on.
+# A gloo rank says that it is ready to receive before the other one sends, so a hop takes two delays; at most two parts of 1 MiB are in
+# flight at a time. Other backends are assumed to send at once; there was no second machine to measure them on.
 PROTOCOLS = {"gloo": Protocol(trips=2, window=2 << 20)}
 SENDS_AT_ONCE = Protocol(trips=1, window=math.inf)
 # What TCP may send at once after a pause: ten segments. It spreads more than that over the round trip: up to 0.7 of a delay more for parts from
@@ -60,32 +60,28 @@ class Software(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes and seconds, by size."""
 
     def whole(self, size: float) -> float:
-        """Seconds: straight in log-log between the measured sizes, constant latency below and constant rate above them."""
-        sizes = [point[0] for point in self.points]
-        if size <= sizes[0]:
-            return self.points[0][1]
-        if size >= sizes[-1]:
-            return self.points[-1][1] * size / sizes[-1]
-        at = bisect_left(sizes, size)
-        (low, before), (high, after) = self.points[at - 1], self.points[at]
-        return float(before * (after / before) ** (math.log(size / low) / math.log(high / low)))
+        """Seconds: linear in log-log between the measured sizes, constant latency below and constant rate above them."""
+        sizes, seconds = np.log(self.points).T
+        largest = self.points[-1][0]
+        within = np.interp(math.log(max(size, 1.0)), sizes, seconds)
+        return math.exp(within) * max(1.0, size / largest)
 
     def hop(self, size: float) -> float:
-        """One of the 2 (ranks - 1) hops of the ring that was measured, with `size` bytes in it."""
+        """One of the 2 (ranks - 1) hops of the measured ring, with `size` bytes in it."""
         return self.whole(size * self.ranks) / (2 * (self.ranks - 1))
 
     @property
     def latency(self) -> float:
-        """What a hop takes with next to nothing in it."""
+        """The time of a hop with almost no bytes."""
         return self.hop(0)
 
     def moving(self, size: float) -> float:
-        """The part of a hop that grows with its bytes: copying and adding up, which a processor does."""
+        """The part of a hop that grows with its bytes: copying and adding, which need a processor."""
         return max(0.0, self.hop(size) - self.latency)
 
 
 class Cost(NamedTuple):
-    """An all-reduce: how long it takes, and for how long of that it needs a processor."""
+    """An all-reduce: its time, and the part of it that needs a processor."""
 
     seconds: float
     busy: float
@@ -93,16 +89,16 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class Cluster:
-    """Hosts like this one, with as many ranks on each, and the link between them."""
+    """Hosts like this one with the same number of ranks each, and the link between them."""
 
     hosts: int
     per_host: int
     link: Link
     software: Software
     spare: bool = False
-    """Whether the hosts have cores to spare, so that moving data takes none from computing."""
+    """Whether the hosts have spare cores, so that moving data does not slow computing."""
     detour_s: float = 0.0
-    """What a hop between hosts takes beside software and link: emulated ones are reached through a busy machine."""
+    """Extra time of a hop between hosts: packets to emulated hosts go through a busy machine."""
 
     @property
     def ranks(self) -> int:
@@ -121,7 +117,7 @@ class Cluster:
 
 
 def ring(cluster: Cluster, size: float) -> Cost:
-    """All ranks pass a part on at the same time, so the slowest link sets the pace."""
+    """All ranks send at the same time, so the slowest link sets the pace."""
     hops, part = 2 * (cluster.ranks - 1), size / cluster.ranks
     paces = [cluster.near(part)] if cluster.per_host > 1 else []
     paces += [cluster.far(part)] if cluster.hosts > 1 else []
@@ -142,19 +138,21 @@ def hierarchical(cluster: Cluster, size: float) -> Cost:
 
 
 def levels(count: int) -> int:
-    """Of a tree over so many."""
+    """Levels of a binary tree over N ranks."""
     return math.ceil(math.log2(count)) if count > 1 else 0
 
 
 def all_reduce(cluster: Cluster, algorithm: str, size: float) -> Cost:
-    """By the algorithm stated; `auto` is a ring for gloo, and for MPI and NCCL, which choose by size, the faster of ring and tree."""
+    """Use the stated algorithm. `auto` is a ring for gloo; MPI and NCCL choose by size, so there it is the faster of ring and tree."""
     if cluster.ranks == 1:
         return Cost(0.0, 0.0)
-    ways = {"ring": ring, "tree": tree, "hierarchical": hierarchical}
-    if algorithm != "auto":
-        cost = ways[algorithm](cluster, size)
-    elif cluster.software.backend in ("mpi", "nccl"):
-        cost = min(ring(cluster, size), tree(cluster, size))
-    else:
-        cost = ring(cluster, size)
+    costs = {"ring": ring, "tree": tree, "hierarchical": hierarchical}
+    cost = min(costs[name](cluster, size) for name in algorithms(cluster, algorithm))
     return cost._replace(busy=0.0) if cluster.spare else cost
+
+
+def algorithms(cluster: Cluster, algorithm: str) -> tuple[str, ...]:
+    """Those that the backend chooses from."""
+    if algorithm != "auto":
+        return (algorithm,)
+    return ("ring", "tree") if cluster.software.backend in ("mpi", "nccl") else ("ring",)

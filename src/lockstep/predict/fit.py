@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from lockstep.comms import store
+from lockstep.backends.costs import store
 from lockstep.placement import Placement
-from lockstep.plugins import is_spec
+from lockstep.plugins import source_digest
 from lockstep.predict.compute import Compute
 from lockstep.predict.exchange import Software
 from lockstep.predict.messages import Gradient
@@ -19,7 +19,7 @@ from lockstep.recipe import Recipe
 from lockstep.run import read_json, write_atomic
 
 FORMAT = 2
-# What a step's time depends on; seeds, learning rates and numbers of epochs change none of it.
+# The keys that a step's time depends on. Seeds, learning rates and numbers of epochs do not change it.
 _RECIPE = (
     "model",
     "model_args",
@@ -36,19 +36,19 @@ _PLACEMENT = ("ranks", "threads", "pin", "device", "backend", "strategy", "ddp",
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """A step of all ranks of this host together, as training takes it."""
+    """A training step of all ranks of this host together."""
 
     samples: int
     """Of one rank."""
     seconds: float
     beyond: float
-    """Of these, what it takes longer than the same without exchange: the middle over rounds."""
+    """How much longer it takes than the same step without exchange: the median over rounds."""
     spread: float
-    """The standard error of that."""
+    """The standard error of `beyond`."""
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a prediction needs."""
+    """Everything that a prediction needs."""
 
     format: int = FORMAT
     time: float
@@ -58,7 +58,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     cores: int
     recipe: Recipe
     placement: Placement
-    """Where it was measured: the ranks of one host, on this one."""
+    """The measured placement: the ranks of one host, on this machine."""
     compute: Compute
     together: list[Measured]
     gradients: list[Gradient]
@@ -72,7 +72,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
         return self.placement.device == "cuda" or self.placement.ranks * (self.placement.threads or 1) < self.cores
 
     def software_for(self, ranks: int) -> Software:
-        """Measured with as many ranks, else with as many of them as were tried."""
+        """The all-reduce measured with the most ranks, but no more than this many if there is such a measurement."""
         fewer = [one for one in self.software if one.ranks <= ranks]
         return max(fewer or self.software, key=lambda one: one.ranks)
 
@@ -86,19 +86,9 @@ def key(recipe: Recipe, placement: Placement) -> str:
     """The name of a fit: the same for all recipes and placements (of one host) whose steps take the same time."""
     chosen = [msgspec.to_builtins(recipe)[name] for name in _RECIPE]
     chosen += [msgspec.to_builtins(placement)[name] for name in _PLACEMENT]
-    chosen += [recipe.optimizer.name, recipe.optimizer.clip_norm is None, _content(recipe.model), _content(recipe.data)]
+    chosen += [recipe.optimizer.name, recipe.optimizer.clip_norm is None]
+    chosen += [source_digest(recipe.model), source_digest(recipe.data)]
     return hashlib.sha256(msgspec.json.encode(chosen)).hexdigest()[:16]
-
-
-def _content(name: str) -> str | None:
-    """A user's own file may change under the same name."""
-    if not is_spec(name):
-        return None
-    path = Path(name.rpartition(":")[0]).expanduser()
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
-        return None
 
 
 def load(recipe: Recipe, placement: Placement, where: Path | None = None) -> Fit | None:

@@ -1,6 +1,6 @@
 """`python -m lockstep.predict.layers FILE`: how large a recipe's gradients are, and when in the backward pass each one comes.
 
-It runs in a process of its own, so that the command that asks needs no torch.
+It runs in a separate process, so that the command itself needs no torch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ask(question: Question) -> Answer:
-    """From the parent's side."""
+    """Run this module in a child process and read its answer."""
     with tempfile.TemporaryDirectory(prefix="lockstep-predict-") as scratch:
         path = Path(scratch) / "question.json"
         path.write_bytes(msgspec.json.encode(question))
@@ -60,8 +60,7 @@ def answer(question: Question, scratch: Path) -> Answer:
 
     recipe, placement = question.recipe, question.placement
     torch.set_num_threads(placement.threads or 1)
-    root = Path(question.data_root) if question.data_root else None
-    data = open_data(recipe.data, root, scratch=scratch / "data", quiet=True)
+    data = open_data(recipe.data, question.data_root, scratch=scratch / "data", quiet=True)
     channels_last = placement.memory_format == "channels_last"
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
     device = torch.device(placement.device)
@@ -80,13 +79,13 @@ def answer(question: Question, scratch: Path) -> Answer:
         backward = perf_counter()
         loss.backward()
         end = perf_counter()
-        # A gradient that no sample has comes never: it is waited for until the end.
+        # A gradient that never arrives counts as arriving at the end.
         shares.append([(came.get(number, end) - backward) / (end - backward) for number in range(len(trained))])
         took.append((end - begin) / SAMPLES)
-    middle = torch.tensor(shares[1:]).median(0).values.clamp(0, 1).tolist()
+    median = torch.tensor(shares[1:]).median(0).values.clamp(0, 1).tolist()
     gradients = [
         Gradient(bytes=parameter.numel() * parameter.element_size(), ready=share)
-        for parameter, share in zip(trained, middle, strict=True)
+        for parameter, share in zip(trained, median, strict=True)
     ]
     return Answer(gradients=gradients, seconds_per_sample=sorted(took[1:])[PASSES // 2])
 

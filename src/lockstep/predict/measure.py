@@ -13,13 +13,14 @@ import msgspec
 import numpy as np
 
 from lockstep import probe
-from lockstep.comms import store
-from lockstep.comms.cells import Cell
+from lockstep.backends.costs import store
+from lockstep.backends.costs.cells import Cell
+from lockstep.backends.costs.plan import LARGEST, sizes
 from lockstep.comms.measure import Settings, measure
-from lockstep.comms.plan import LARGEST, sizes
 from lockstep.errors import RunFailed
+from lockstep.machine.cores import cores
 from lockstep.measure.records import read_steps
-from lockstep.placement import Placement, cores
+from lockstep.placement import Placement
 from lockstep.predict import layers
 from lockstep.predict.compute import Compute, Point
 from lockstep.predict.exchange import Software
@@ -32,10 +33,10 @@ from lockstep.ways import Way
 Tell = Callable[[str], None]
 
 SECONDS = 40.0
-"""Of the probe's rounds; its start and its warm-up come on top."""
+"""Seconds of the probe's rounds; its start and its warm-up are extra."""
 SHORTEST_S = 1e-6
 MOST_BATCHES = 9
-# The largest batch is chosen so that its way takes no longer than this a step: then a fit stays under two minutes.
+# The largest batch is chosen so that its step takes no longer than this: then a fit stays under two minutes.
 LONGEST_STEP_S = 0.7
 MOST_NOISE = 4000
 CELL_S, CELL_ROUNDS, CELL_LIMIT_S = 0.05, 3, 20.0
@@ -46,7 +47,7 @@ def make(
 ) -> Fit:
     """Measure; `recipe` and `placement` are those of `here`, `batch` the largest global batch to be predicted.
 
-    `anew`: also measure the all-reduce where the store has it already.
+    `anew`: also measure the all-reduce if the store already has it.
     """
     began = time.time()
     tell("predict: looking at the model's layers …")
@@ -79,7 +80,7 @@ def make(
 
 
 def grid(batch: int, ranks: int, most: float) -> tuple[int, list[int]]:
-    """One rank's own batch and the further ones: from 1 to the whole global batch, each twice the one before or more."""
+    """One rank's own batch, and others from 1 to the whole global batch, each at least twice the one before."""
     top = min(batch, max(ranks, 2 ** int(math.log2(max(1.0, most)))))
     own = max(1, top // ranks)
     step = 2
@@ -90,7 +91,7 @@ def grid(batch: int, ranks: int, most: float) -> tuple[int, list[int]]:
 
 
 def _trial(recipe: Recipe, global_batch: int) -> Recipe:
-    """The recipe with nothing that ends a run early or cuts its data short."""
+    """The recipe without anything that ends a run early or limits its data."""
     chosen: dict[str, Any] = {"epochs": 1, "max_steps": None, "train_limit": None, "early_stopping": EarlyStopping()}
     return msgspec.structs.replace(recipe, **chosen, global_batch=global_batch)
 
@@ -113,7 +114,7 @@ def _points(ways: Sequence[Way]) -> list[Point]:
         Point(
             samples=way.samples,
             seconds=way.seconds,
-            # Phases are means over all steps; the step is the middle of the rounds.
+            # Phases are means over all steps; the step is the median of the rounds.
             backward=way.seconds * _share(way, "backward"),
             optimizer=way.seconds * _share(way, "optimizer"),
         )
@@ -126,7 +127,7 @@ def _share(way: Way, phase: str) -> float:
 
 
 def _together(ways: dict[str, Way]) -> list[Measured]:
-    """All ranks at once, as they train, at batches whose steps without exchange were measured too."""
+    """Training steps of all ranks, at batches whose steps without exchange were measured too."""
     apart = {way.samples: way for name, way in ways.items() if name.startswith("apart")}
     found = []
     for name, way in ways.items():
@@ -137,15 +138,15 @@ def _together(ways: dict[str, Way]) -> list[Measured]:
 
 
 def _difference(one: Way, other: Way) -> tuple[float, float]:
-    """By how much the first takes longer: the middle over rounds, and its standard error (from the middle deviation, as of a normal one)."""
+    """How much longer the first takes: the median over rounds, and its standard error from the median absolute deviation (assuming normal noise)."""
     found = np.array(one.beyond(other))
-    middle = float(np.median(found))
-    deviation = 1.48 * float(np.median(np.abs(found - middle)))
-    return middle, max(SHORTEST_S, 1.25 * deviation / len(found) ** 0.5)
+    median = float(np.median(found))
+    deviation = 1.48 * float(np.median(np.abs(found - median)))
+    return median, max(SHORTEST_S, 1.25 * deviation / len(found) ** 0.5)
 
 
 def _noise(run: Path, way: Way) -> list[float]:
-    """How single steps differ from the mean of their round, as shares, on every rank."""
+    """Deviations of single steps from the mean of their round, as shares, on every rank."""
     found = []
     taken = way.steps * len(way.rounds)
     for rank in range(way.ranks):
@@ -158,11 +159,11 @@ def _noise(run: Path, way: Way) -> list[float]:
 
 
 def exchange(placement: Placement, wanted: Sequence[float], folder: Path, tell: Tell, anew: bool) -> list[Software]:
-    """The all-reduce of the placement's backend by 2 ranks, and by as many as the host holds: from the store, else measured now."""
+    """The all-reduce of the placement's backend with 2 ranks and with a full host: from the store, else measured now."""
     found = []
     for ranks in sorted({2, placement.ranks} - {1}):
         if ranks > max(2, cores()):
-            continue  # they would take turns: such times say nothing about hosts that have room
+            continue  # ranks that take turns on a core say nothing about hosts with enough cores
         known = [] if anew else _known(placement, ranks)
         if not known or known[-1].message_bytes < min(max(wanted), LARGEST):
             tell(f"predict: measuring all_reduce on {placement.backend} with {ranks} ranks …")
@@ -182,7 +183,7 @@ def _known(placement: Placement, ranks: int) -> list[Cell]:
 
 
 def _good(cells: Sequence[Cell]) -> list[Cell]:
-    """Right results of all_reduce, by size; none where there are too few sizes to go between."""
+    """Correct results of all_reduce, by size; empty if there are too few sizes to interpolate."""
     good = [cell for cell in cells if cell.collective == "all_reduce" and cell.state == "ok" and cell.median_us]
     good.sort(key=lambda cell: cell.message_bytes)
     return good if len(good) > 2 else []

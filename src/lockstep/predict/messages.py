@@ -1,4 +1,4 @@
-"""Which messages a strategy sends in a step, when each can start, and how much of them nothing hides."""
+"""Which messages a strategy sends in a step, when each can start, and how much of them is exposed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lockstep.placement import Placement
 from lockstep.predict.exchange import Cost
 
 MIB = 1 << 20
-# What DDP fills first where no size is stated, so that the exchange begins early.
+# DDP's first bucket if no size is stated: a small one, so that the exchange begins early.
 FIRST_BUCKET = MIB
 DEFAULT_BUCKET_MB = 25.0
 KNOWN = ("ddp", "flat", "naive", "local-sgd", "diloco")
@@ -23,7 +23,7 @@ class Gradient(msgspec.Struct, frozen=True, kw_only=True):
 
     bytes: int
     ready: float
-    """The share of the backward pass after which it is there, 0 to 1."""
+    """The share of the backward pass after which it is computed, 0 to 1."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_known(placement: Placement) -> None:
-    """What the model does not know, it does not guess."""
+    """Refuse what the model does not cover."""
     if placement.strategy not in KNOWN:
         raise InputError(
             f"strategy={placement.strategy} cannot be predicted: choose one of {', '.join(KNOWN)} for the prediction"
@@ -47,11 +47,11 @@ def check_known(placement: Placement) -> None:
 
 
 def messages(placement: Placement, gradients: Sequence[Gradient]) -> list[Message]:
-    """In the order in which they are sent. Of local-sgd and diloco: those at the end of a round."""
+    """Messages in the order they are sent; for local-sgd and diloco, those at the end of a round."""
     strategy = placement.strategy
     if strategy == "naive":
         return [Message(bytes=gradient.bytes, ready=1.0) for gradient in gradients]
-    if strategy not in ("ddp", "single"):  # ranks of hosts that hold one each would use ddp
+    if strategy not in ("ddp", "single"):  # with one rank per host the ranks would use ddp
         return [Message(bytes=sum(gradient.bytes for gradient in gradients), ready=1.0)]
     halved = 2 if placement.ddp.hook in ("fp16", "bf16") else 1
     order = sorted(gradients, key=lambda gradient: gradient.ready)
@@ -65,7 +65,7 @@ def messages(placement: Placement, gradients: Sequence[Gradient]) -> list[Messag
 
 
 def buckets(sizes: Sequence[int], bucket_mb: float) -> list[list[int]]:
-    """How DDP divides gradients, in the order in which they come: a bucket is full once it has reached its size."""
+    """DDP's buckets, filled in the order in which gradients arrive: a bucket is full once it has reached its size."""
     limits = [bucket_mb * MIB]
     if bucket_mb == DEFAULT_BUCKET_MB:
         limits = [FIRST_BUCKET, *limits]
@@ -81,9 +81,9 @@ def buckets(sizes: Sequence[int], bucket_mb: float) -> list[list[int]]:
 
 
 def exposed(sent: Sequence[Message], backward: float, cost: Callable[[float], Cost]) -> float:
-    """Seconds of exchange after a backward pass of so many: one message after the other, each once it is ready.
+    """Seconds of exchange that outlast a backward pass of `backward` seconds: messages go one after the other, each once it is ready.
 
-    What a message needs a processor for is never hidden: that processor is computing.
+    The processor time of a message is never hidden, because that processor is computing.
     """
     end = busy = 0.0
     for message in sent:

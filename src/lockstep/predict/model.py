@@ -1,4 +1,4 @@
-"""The closed form: a step of N ranks, split into what its time is for. docs/predict.md says it in words."""
+"""The closed form: a step of N ranks, split by cause. docs/predict.md explains it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from functools import partial
 import msgspec
 import numpy as np
 
-from lockstep.launch.link import Link
+from lockstep.launch.emulated.link import Link
 from lockstep.placement import Placement
 from lockstep.predict.exchange import NO_LINK, Cluster, all_reduce
 from lockstep.predict.fit import Fit
 from lockstep.predict.messages import ROUNDS, Message, exposed, messages
 from lockstep.predict.waiting import slowest
 
-# A slope counts from so many of its standard errors on.
+# A slope counts if it is at least this many standard errors.
 SURE = 2.0
 
 
@@ -29,11 +29,11 @@ class Case:
     hosts: int = 1
     per_host: int = 1
     sharing: int | None = None
-    """Ranks that share one machine's cores, where that is not those of a host: emulated hosts share them all."""
+    """Ranks that share one machine's cores, if these are not the ranks of one host: emulated hosts share all cores."""
     link: Link = NO_LINK
     algorithm: str = "auto"
     every: int | None = None
-    """Ranks train alone and average their weights every so many steps."""
+    """Ranks train alone and average their weights every N steps."""
     detour_s: float = 0.0
     """See `Cluster`."""
 
@@ -49,16 +49,16 @@ class Case:
 
 @dataclass(frozen=True)
 class Step:
-    """Seconds of a step, by what they are for. They add up."""
+    """Seconds of a step by cause; they add up."""
 
     compute: float
     """One rank by itself, without a strategy."""
     wrapper: float = 0.0
     contention: float = 0.0
     exchange: float = 0.0
-    """What nothing hides of it."""
+    """The exposed part."""
     waiting: float = 0.0
-    """For the slowest rank."""
+    """Waiting for the slowest rank."""
 
     @property
     def seconds(self) -> float:
@@ -66,7 +66,7 @@ class Step:
 
 
 def predict(fit: Fit, case: Case) -> Step:
-    """The step, with what the closed form missed where this host's ranks were measured together."""
+    """The step, with the correction measured where this host's ranks trained together."""
     step = bare(fit, case)
     return (
         step
@@ -84,7 +84,7 @@ def bare(fit: Fit, case: Case) -> Step:
     cost = partial(all_reduce, cluster(fit, case), case.algorithm)
     if every:
         exchange = sum(cost(message.bytes).seconds for message in sent(fit, case)) / every
-        alone = Step(parts.compute, 0.0, parts.contention, exchange)  # no wrapper: gradients stay where they are
+        alone = Step(parts.compute, 0.0, parts.contention, exchange)  # no wrapper: gradients are not exchanged
     else:
         alone = Step(parts.compute, parts.wrapper, parts.contention, exposed(sent(fit, case), parts.backward, cost))
     waiting = (alone.seconds - alone.exchange) * slowest(fit.noise, case.ranks, every or 1)
@@ -111,10 +111,10 @@ def sent(fit: Fit, case: Case) -> list[Message]:
 
 
 def missed(fit: Fit, micro: float) -> float:
-    """Seconds of an exchange that the closed form does not account for: measured in training, beyond what it says of the same placement.
+    """Seconds of an exchange that the closed form misses: the measured training step minus its prediction.
 
-    Messages measured one after the other find their code and data in the caches; those of a training step do not, and where much is
-    exchanged, computing beside it is slower. So it may grow with the batch; it is taken to do so where that is surer than noise.
+    Messages measured one after the other have warm caches; those of a training step do not, and a large exchange slows the
+    computing beside it. So the term may grow with the batch; it does so only if the slope is significant.
     """
     if not fit.together:
         return 0.0
@@ -124,13 +124,10 @@ def missed(fit: Fit, micro: float) -> float:
         known = bare(fit, Case(micro=one.samples, per_host=fit.placement.ranks))
         left.append((one.beyond - known.exchange - known.waiting) * every)
     samples = np.array([one.samples for one in fit.together], dtype=float)
-    # Long steps differ by more from round to round than an exchange takes: each counts by how sure it is.
-    weights = np.array([(one.spread * every) ** -2 for one in fit.together])
-    middle, mean = np.average(left, weights=weights), np.average(samples, weights=weights)
-    across = float(np.sum(weights * (samples - mean) ** 2))
-    if not across:
-        return float(middle)
-    slope = float(np.sum(weights * (samples - mean) * (left - middle))) / across
-    if abs(slope) < SURE * across**-0.5:
-        return float(middle)
-    return float(middle + slope * (np.clip(micro, samples.min(), samples.max()) - mean))
+    # Long steps vary by more from round to round than an exchange takes, so each is weighted by its precision.
+    precision = np.array([1 / (one.spread * every) for one in fit.together])
+    if len(set(samples)) > 1:
+        line, covariance = np.polyfit(samples, left, 1, w=precision, cov="unscaled")
+        if abs(line[0]) >= SURE * covariance[0, 0] ** 0.5:
+            return float(np.polyval(line, np.clip(micro, samples.min(), samples.max())))
+    return float(np.average(left, weights=precision**2))

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.predict.exchange import Cluster, all_reduce
+from lockstep.predict.exchange import Cluster, algorithms, all_reduce
 from lockstep.predict.fit import Fit
 from lockstep.predict.messages import Message
 from lockstep.predict.model import Case, cluster, missed, rounds, sent
@@ -27,15 +27,15 @@ class Script:
     """What every rank does in a step, in seconds."""
 
     before: float
-    """All that is not the last backward pass; its order makes no difference to a step's length."""
+    """Everything but the last backward pass; its order does not change the length of a step."""
     backward: float
     after: float
-    """With every exchange, beyond its messages: what the closed form was found to miss."""
+    """Added to every exchange: the time that the closed form misses."""
     messages: Sequence[Message]
     cluster: Cluster
     algorithm: str = "auto"
     every: int = 1
-    """Messages are sent in every so many steps."""
+    """Messages are sent every N steps."""
     in_backward: bool = True
     """Whether they can start before the backward pass is over."""
 
@@ -45,15 +45,15 @@ class Replay:
     """What happened, with times from the start."""
 
     step: float
-    """Mean seconds of a step, which is over when the last rank is."""
+    """Mean seconds of a step, which ends when its last rank ends."""
     waiting: float
-    """Mean seconds of a step that a rank stood still for others before a message could start."""
+    """Mean seconds of a step in which a rank waited for others before a message could start."""
     timeline: list[dict[str, list[float]]] = field(default_factory=list)
-    """Of each step: for every rank, when it began, had computed, had exchanged, and was done."""
+    """For each step and rank: when it began, had computed, had exchanged, and was done."""
 
 
 def script_of(fit: Fit, case: Case) -> Script:
-    """The closed form's own ingredients, one by one."""
+    """The same inputs that the closed form uses."""
     parts = fit.compute.parts(case.micro, case.accumulation, case.sharing or case.per_host)
     every = rounds(fit, case)
     whole = parts.compute + parts.contention + (0.0 if every else parts.wrapper)
@@ -79,7 +79,7 @@ def replay(
     seed: int = 0,
     keep: bool = False,
 ) -> Replay:
-    """`noise`: deviations to draw every rank's step from. `slow`: a rank, and how many times as long it computes. `keep`: the timeline."""
+    """`noise`: deviations from which every rank's step is drawn. `slow`: a rank and its slow-down factor. `keep`: keep the timeline."""
     ranks = script.cluster.ranks
     chance = np.random.default_rng(seed)
     factors = np.ones(ranks)
@@ -106,7 +106,7 @@ def replay(
 
 
 def _exchange(script: Script, exchange: Exchange, turned: Times, computed: Times) -> tuple[Times, float]:
-    """All messages of a step, one after the other; what needs a processor is never hidden."""
+    """All messages of a step, one after the other; their processor time is never hidden."""
     end, busy, stood = turned, 0.0, 0.0
     for message in script.messages:
         ready = turned + message.ready * (computed - turned) if script.in_backward else computed
@@ -118,12 +118,10 @@ def _exchange(script: Script, exchange: Exchange, turned: Times, computed: Times
 
 
 def exchange_of(script: Script) -> Exchange:
-    """The algorithm hop by hop: from when each rank can start to when each has the result."""
-    chosen = script.algorithm
-    if chosen == "auto":
-        one = sum(message.bytes for message in script.messages)
-        ways = ("ring", "tree") if script.cluster.software.backend in ("mpi", "nccl") else ("ring",)
-        chosen = min(ways, key=lambda way: all_reduce(script.cluster, way, one))
+    """Run the algorithm hop by hop: from the time each rank can start to the time each has the result."""
+    whole = sum(message.bytes for message in script.messages)
+    choice = algorithms(script.cluster, script.algorithm)
+    chosen = min(choice, key=lambda name: all_reduce(script.cluster, name, whole))
     hops = {"ring": _ring, "tree": _tree, "hierarchical": _hierarchical}[chosen]
     return lambda start, size: hops(script.cluster, start, size)
 
@@ -137,7 +135,7 @@ def _ring(cluster: Cluster, start: Times, size: float) -> Times:
 
 
 def _around(start: Times, hop: Times, hops: int) -> Times:
-    """Each rank passes on to the next what it has, once both are ready; all at once, `hops` times."""
+    """Each rank sends its part to the next once both are ready; all ranks at once, `hops` times."""
     now, before = start.copy(), np.empty_like(start)
     for _ in range(hops):
         before[1:], before[0] = now[:-1], now[-1]
@@ -158,7 +156,7 @@ def _tree(cluster: Cluster, start: Times, size: float) -> Times:
 def _up_and_down(
     start: Times, cost: Callable[[Times, Times], Times], top: Callable[[Times], Times] | None = None
 ) -> Times:
-    """Level by level to the first rank, what the top does, and back. `start` may have several such trees, one in each row."""
+    """Level by level up to the first rank, then `top`, then back down. Each row of `start` is a separate tree."""
     now = np.atleast_2d(start).copy()
     count = now.shape[1]
     apart = 1
@@ -173,7 +171,7 @@ def _up_and_down(
         now[:, 0] = top(now[:, 0])
     for low, high in reversed(pairs):
         now[:, high] = np.maximum(now[:, high], now[:, low]) + cost(low, high)
-        now[:, low] += cost(low, high)  # sending takes it as long
+        now[:, low] += cost(low, high)  # the sender is busy for as long
     return now.reshape(start.shape)
 
 

@@ -7,21 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lockstep.errors import InputError
-from lockstep.launch.link import Link
+from lockstep.launch.emulated.link import Link
 from lockstep.predict.exchange import NO_LINK, WITHIN_ONE_HOST
 from lockstep.predict.fit import Fit
 from lockstep.predict.model import Case, Step, predict
+from lockstep.units import counted, duration
 
 MOST_RANKS = 100_000
-# Data parallelism pays as long as the ranks are used more than half.
+# Data parallelism pays while the efficiency is above one half.
 PAYING = 0.5
 ROUND = 8
-"""Steps between two averages, where local SGD is the next step to think of."""
+"""Steps between two averages, when local SGD is the advice."""
 
 
 @dataclass(frozen=True)
 class Ask:
-    """What is asked about every rank count."""
+    """The question asked for every rank count."""
 
     batch: int
     """The global batch, or with `weak` that of one rank."""
@@ -52,7 +53,7 @@ MOST_ROWS = 200
 
 
 def asked_ranks(text: str) -> list[int]:
-    """`2,4,8,…,1024`: numbers, and dots for going on by the same factor until the next one."""
+    """`2,4,8,…,1024`: numbers; dots continue by the same factor up to the next number."""
     found: list[int] = []
     dots = False
     for word in (part.strip() for part in text.split(",")):
@@ -85,7 +86,7 @@ def usual_ranks(ask: Ask) -> list[int]:
 
 
 def table(fit: Fit, ask: Ask, ranks: Sequence[int]) -> list[Row]:
-    """One rank first: what the others are compared with."""
+    """One rank comes first: the baseline of the others."""
     one = replace(ask, per_host=1, every=None)
     alone = predict(fit, case_of(fit, one, 1)).seconds
     return [_row(fit, ask, count, alone) for count in sorted({1, *ranks})]
@@ -97,14 +98,14 @@ def _row(fit: Fit, ask: Ask, ranks: int, alone: float) -> Row:
     except InputError as error:
         return Row(ranks, reason=str(error))
     step = predict(fit, case)
-    work = ranks if ask.weak else 1  # times the work of one rank alone
+    work = ranks if ask.weak else 1  # multiples of the work of one rank alone
     speed_up = work * alone / step.seconds
     batch = case.share * ranks
     return Row(ranks, case, step, batch, batch / step.seconds, speed_up, speed_up / ranks)
 
 
 def case_of(fit: Fit, ask: Ask, ranks: int) -> Case:
-    """The ranks on hosts, and the samples on ranks; InputError where they do not divide."""
+    """Divide ranks over hosts and samples over ranks; InputError if they do not divide."""
     per_host = min(ask.per_host, ranks)
     if ranks % per_host:
         raise InputError(f"{ranks} ranks do not divide over hosts of {per_host}")
@@ -146,22 +147,17 @@ def judge(fit: Fit, ask: Ask, rows: Sequence[Row]) -> Verdict:
     paying = known[0]
     for row in known[1:]:
         if row.speed_up < paying.speed_up or row.efficiency < PAYING:
-            return _stopped(fit, ask, paying, row)
+            return _stopped(fit, ask, known[0], paying, row)
         paying = row
     if paying.ranks == 1:
-        return Verdict(
-            1, None, "Nothing to compare: no rank count that was asked for can be placed.", known_reason(rows)
-        )
+        reason = next((row.reason for row in rows if row.reason), "")
+        return Verdict(1, None, "Nothing to compare: no rank count that was asked for can be placed.", reason)
     cause, lost = loss(known[0], paying, ask)
     text = f"Data parallelism still pays at {paying.ranks} ranks: speed-up {paying.speed_up:.1f}, efficiency {paying.efficiency:.0%}."
     return Verdict(paying.ranks, None, text, _next(fit, ask, paying, cause, lost))
 
 
-def known_reason(rows: Sequence[Row]) -> str:
-    return next((row.reason for row in rows if row.reason), "")
-
-
-def _stopped(fit: Fit, ask: Ask, paying: Row, row: Row) -> Verdict:
+def _stopped(fit: Fit, ask: Ask, first: Row, paying: Row, row: Row) -> Verdict:
     falls = row.speed_up < paying.speed_up
     why = (
         f"the speed-up falls from {paying.speed_up:.1f} to {row.speed_up:.1f}"
@@ -171,7 +167,6 @@ def _stopped(fit: Fit, ask: Ask, paying: Row, row: Row) -> Verdict:
     text = f"Data parallelism stops paying at {row.ranks} ranks: {why}."
     if paying.ranks > 1:
         text += f" {paying.ranks} ranks still pay (speed-up {paying.speed_up:.1f}, efficiency {paying.efficiency:.0%})."
-    first = table(fit, ask, [])[0]
     cause, lost = loss(first, row, ask)
     return Verdict(paying.ranks, row.ranks, text, _next(fit, ask, row, cause, lost))
 
@@ -186,7 +181,7 @@ CAUSES = {
 
 
 def loss(first: Row, row: Row, ask: Ask) -> tuple[str, float]:
-    """The largest part of what a step takes beyond its ideal time, and its share of the step."""
+    """The largest part of a step beyond its ideal time, and its share of the step."""
     assert first.step
     assert row.step
     ideal = first.step.seconds if ask.weak else first.step.seconds / row.ranks
@@ -203,45 +198,33 @@ def loss(first: Row, row: Row, ask: Ask) -> tuple[str, float]:
 
 
 def _next(fit: Fit, ask: Ask, row: Row, cause: str, lost: float) -> str:
-    """What to do about the largest loss, with what the model says it would give."""
+    """What to do about the largest loss, with the gain that the model predicts."""
     assert row.case
     assert row.step
     if lost <= 0.02:
         return "Nothing stands out; ask about more ranks."
+    advice = {
+        "batch": f"a rank has {counted(row.case.share, 'sample')} in a step; a larger --batch, or --weak, keeps the ranks busy.",
+        "contention": "try fewer ranks on a host with more threads each (--per-host).",
+        "wrapper": "strategy=flat does less around the exchange.",
+        "waiting": f"hosts that do nothing else, and pinned ranks, make steps more even; local SGD (--every {ROUND}) waits less often.",
+    }
     begin = f"{lost:.0%} of a step at {row.ranks} ranks is {CAUSES[cause]}: "
-    if cause == "batch":
-        return f"{begin}a rank has {row.case.share} sample(s) in a step; a larger --batch, or --weak, keeps the ranks busy."
-    if cause == "contention":
-        return f"{begin}try fewer ranks on a host with more threads each (--per-host)."
-    if cause == "wrapper":
-        return f"{begin}strategy=flat does less around the exchange."
-    if cause == "waiting":
-        return f"{begin}hosts that do nothing else, and pinned ranks, make steps more even; local SGD (--every {ROUND}) waits less often."
-    return begin + _less_exchange(fit, row)
+    return begin + (advice.get(cause) or _less_exchange(fit, row.case, row.step.seconds))
 
 
-def _less_exchange(fit: Fit, row: Row) -> str:
-    assert row.case
-    assert row.step
-    tried: dict[str, float] = {}
-    if row.case.every is None:
-        tried[f"averaging weights every {ROUND} steps (--every {ROUND}; changes the mathematics)"] = predict(
-            fit, replace(row.case, every=ROUND)
-        ).seconds
-    for algorithm in ("tree", "hierarchical"):
-        if row.case.algorithm == "auto" and row.case.hosts > 1:
-            tried[f"an exchange by {algorithm} (--algorithm {algorithm})"] = predict(
-                fit, replace(row.case, algorithm=algorithm)
-            ).seconds
-    if row.case.hosts > 1:
-        quick = Link(rate=row.case.link.rate, delay_us=0)
-        tried["a link without delay"] = predict(fit, replace(row.case, link=quick)).seconds
-    better = {text: seconds for text, seconds in tried.items() if seconds < 0.95 * row.step.seconds}
+def _less_exchange(fit: Fit, case: Case, now: float) -> str:
+    """What would shorten a step of `now` seconds, the most effective first."""
+    changed: dict[str, Case] = {}
+    if case.every is None:
+        text = f"averaging weights every {ROUND} steps (--every {ROUND}; changes the mathematics)"
+        changed[text] = replace(case, every=ROUND)
+    if case.hosts > 1:
+        for name in ("tree", "hierarchical") if case.algorithm == "auto" else ():
+            changed[f"an exchange by {name} (--algorithm {name})"] = replace(case, algorithm=name)
+        changed["a link without delay"] = replace(case, link=Link(rate=case.link.rate, delay_us=0))
+    tried = sorted((predict(fit, other).seconds, text) for text, other in changed.items())
+    better = [f"{text} would make it {duration(seconds)}" for seconds, text in tried if seconds < 0.95 * now]
     if not better:
         return "a larger batch gives more to compute for each exchange (--batch, or --weak)."
-    words = [f"{text} would make it {_ms(seconds)}" for text, seconds in sorted(better.items(), key=lambda one: one[1])]
-    return f"{'; '.join(words)} instead of {_ms(row.step.seconds)}."
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+    return f"{'; '.join(better)} instead of {duration(now)}."

@@ -1,4 +1,4 @@
-"""Waiting for the slowest of N ranks, from how much the steps of one rank differ from each other."""
+"""Waiting for the slowest of N ranks, from the spread of one rank's steps."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ DRAWS = 4000
 
 
 def slowest(noise: Sequence[float], ranks: int, steps: int = 1) -> float:
-    """How far the slowest of so many ranks lies above the mean, as a share of a step.
+    """How far the slowest of N ranks lies above the mean, as a share of a step.
 
-    `noise` are measured deviations from the mean, as shares. Ranks are taken to be disturbed independently. This is what a bootstrap of the
-    maximum tends to: the k-th smallest of n values is the largest of N draws with the chance (k / n)^N - ((k - 1) / n)^N. With
-    `steps`, ranks meet only after so many, and their means over them count.
+    `noise` are measured deviations from the mean, as shares. Ranks are assumed to be disturbed independently. This is the limit of a bootstrap of the
+    maximum: the k-th smallest of n values is the largest of N draws with the probability (k / n)^N - ((k - 1) / n)^N. With
+    `steps`, ranks meet only after N steps, and their means over these count.
     """
     if ranks < 2 or len(noise) == 0:
         return 0.0
@@ -23,5 +23,5 @@ def slowest(noise: Sequence[float], ranks: int, steps: int = 1) -> float:
         picks = np.random.default_rng(0).integers(len(values), size=(DRAWS, steps))
         values = values[picks].mean(axis=1)
     values = np.sort(values)
-    chance = np.arange(len(values) + 1) / len(values)
-    return float(values @ np.diff(chance**ranks) - values.mean())
+    probability = np.arange(len(values) + 1) / len(values)
+    return float(values @ np.diff(probability**ranks) - values.mean())

@@ -1,14 +1,8 @@
-"""Eight-bit integers instead of floats: fake quantization in training, int8 models after it (docs/quantization.md).
+"""Quantized layers: fake quantization in training, and conversion of a model to int8 layers (docs/quantization.md).
 
-    scheme.py     how numbers become integers        fake.py, layers.py   layers that pretend to, and layers that do
-    convert.py    which layers, ranges, conversion   fold.py              batch norm into a convolution's weights
-    training.py   quantization-aware training, on all ranks alike
-    graph.py      the exported graph, put in order   engines.py           the engines of this machine; kernels.py: their kernels
-    subject.py    a run's model and its data         tune.py              some epochs more, for --method qat
-    files.py      what is written                    peer.py              ONNX Runtime
-    bench.py      times and memory, in a process of its own, which timing.py starts
-    published.py  document D's figures beside ours   tables.py            the document as tables
-    job.py        what `lockstep quantize` does, top to bottom
+    scheme.py   how numbers become integers       fold.py     batch norm becomes part of a convolution's weights
+    fake.py     layers that round in fp32         layers.py   layers that compute with integers
 
-scheme, fake, layers, convert, fold and training are below `lockstep.training`, which calls them; the others are above it.
+May import recipe.py, torch_private.py and errors.py. training/ calls it. Its doors are training.py (`quantize=qat`: fake quantization in
+every step, ranges that all ranks share, an int8 model after every epoch) and convert.py (from a trained model to one with int8 layers).
 """

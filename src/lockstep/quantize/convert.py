@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lockstep.errors import InputError
+from lockstep.errors import InputError, first_line
 from lockstep.quantize.fake import FAKES, REAL, fakes, make_real
 from lockstep.quantize.fold import fold_batch_norm, replace
 from lockstep.quantize.layers import Int8Conv2d, Int8Linear, padding_of
@@ -130,7 +130,7 @@ def _fails(model: nn.Module, example: Tensor) -> str:
         with torch.no_grad():
             model(example)
     except Exception as error:  # whatever a user's model says
-        return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        return first_line(error)
     return ""
 
 
@@ -184,7 +184,7 @@ def why_not(layer: nn.Module, method: Method) -> str:
 
 
 def _loose_parameters(model: nn.Module) -> list[Row]:
-    """Parameters that a module with parts of its own holds itself, for a function to use: nothing to take hold of."""
+    """Parameters that a module with parts of its own holds itself, for a function to use: there is no layer to replace."""
     return [
         Row(
             f"{name}.{key}" if name else key, "Parameter", parameter.numel(), False, "not a layer's: used by a function"

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lockstep.quantize.scheme import WEIGHT_TOP, Numbers, Scheme, from_range, weight_scales
+from lockstep.torch_private import drop_load_hooks, hardtanh_backward
 
-# Up to so many weights torch's own kernel is faster, which is not vectorised but is one call.
+# Up to N weights torch's own kernel is faster, which is not vectorised but is one call.
 SMALL = 8192
 
 
@@ -43,7 +44,7 @@ class _RoundInput(torch.autograd.Function):
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None]:
         """The gradient where the input was within the range, zero where it was cut off."""
         (values,) = ctx.saved_tensors
-        return torch.ops.aten.hardtanh_backward(outer[0], values, *ctx.ends), None
+        return hardtanh_backward(outer[0], values, *ctx.ends), None
 
 
 class _RoundWeight(torch.autograd.Function):
@@ -64,7 +65,7 @@ class _Fake(nn.Module):
 
     weight: Tensor
     input_range: Tensor
-    """Smallest and largest input, as settled between the ranks; not a number until there is one."""
+    """Smallest and largest input on all ranks; NaN before the first exchange."""
     weight_zeros: Tensor
 
     def begin(self, scheme: Scheme) -> None:
@@ -73,7 +74,7 @@ class _Fake(nn.Module):
         self.observing = False
         """Whether this step's inputs are looked at."""
         self.seen: Tensor | None = None
-        """What was looked at since the last time the ranks talked: minus the smallest, and the largest."""
+        """Minus the smallest input and the largest one since the ranks' last exchange."""
         self.numbers: Numbers | None = None
         self.grid: _Grid | None = None
         self.register_buffer("input_range", torch.full((2,), float("nan"), device=device))
@@ -135,7 +136,7 @@ def make_real(layer: nn.Module) -> Numbers | None:
     """The way back; returns what the fake layer's input integers were."""
     assert isinstance(layer, _Fake)
     numbers = layer.numbers
-    layer._load_state_dict_post_hooks.clear()
+    drop_load_hooks(layer)
     del layer.input_range, layer.weight_zeros
     for name in ("scheme", "observing", "seen", "numbers", "grid"):
         delattr(layer, name)

@@ -12,10 +12,10 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 
 def fold_batch_norm(model: nn.Module, example: Tensor) -> tuple[nn.Module, dict[str, str]]:
-    """Batch norm behind a convolution becomes part of its weights. Returns the model, and batch norm -> convolution.
+    """Returns the model, and the name of the convolution for each batch norm that was folded.
 
-    Who follows whom is seen by running it: a batch norm whose input is the very tensor that a convolution has returned. That nobody else reads
-    that tensor is checked by the result, which has to stay what it was.
+    A run of the model shows which batch norm follows which convolution: its input is the very tensor that the convolution returned. If
+    something else reads that tensor too, the result changes, and the pair is left as it was.
     """
     pairs = _norms_behind(model, example)
     names = {id(layer): name for name, layer in model.named_modules()}
@@ -82,8 +82,7 @@ def replace(model: nn.Module, replaced: Mapping[int, nn.Module]) -> nn.Module:
     """Put others in the place of layers, wherever they are referred to (a tied layer is in several places)."""
     if id(model) in replaced:
         return replaced[id(model)]
-    for module in list(model.modules()):
-        for name, child in module._modules.items():
-            if child is not None and id(child) in replaced:
-                module._modules[name] = replaced[id(child)]
+    for path, child in reversed(list(model.named_modules(remove_duplicate=False))):
+        if id(child) in replaced:
+            model.set_submodule(path, replaced[id(child)])
     return model

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.ao.quantization.fx._decomposed  # registers torch.ops.quantized_decomposed
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -22,9 +21,9 @@ from lockstep.quantize.scheme import (
     weight_integers,
     weight_scales,
 )
+from lockstep.torch_private import onednn, quantized_decomposed
 
-_decomposed = torch.ops.quantized_decomposed
-_onednn = torch.ops.onednn
+_decomposed = quantized_decomposed()
 
 
 class _Int8(nn.Module):
@@ -70,44 +69,22 @@ class _Int8(nn.Module):
 class Int8Conv2d(_Int8):
     def __init__(self, layer: nn.Conv2d, numbers: Numbers, scheme: Scheme) -> None:
         super().__init__(layer, numbers, scheme)
-        self.stride, self.dilation, self.groups = list(layer.stride), list(layer.dilation), layer.groups
-        self.padding = padding_of(layer)
+        self.geometry = list(layer.stride), padding_of(layer), list(layer.dilation), layer.groups
 
     def forward(self, input: Tensor) -> Tensor:
         if self._packed is None:
-            return functional.conv2d(
-                self.rounded(input),
-                self.float_weight(),
-                self.bias,
-                self.stride,
-                self.padding,
-                self.dilation,
-                self.groups,
-            )
+            return functional.conv2d(self.rounded(input), self.float_weight(), self.bias, *self.geometry)
         assert self.numbers is not None
         scale, zero, _ = self.numbers
-        result: Tensor = _onednn.qconv_pointwise(
-            input_integers(input, self.numbers),
-            scale,
-            zero,
-            self._packed,
-            self.weight_scale,
-            self.weight_zero,
-            self.bias,
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.groups,
-            *FLOAT_OUTPUT,
-        )
+        weights = (self._packed, self.weight_scale, self.weight_zero, self.bias)
+        integers = input_integers(input, self.numbers)
+        result: Tensor = onednn.qconv_pointwise(integers, scale, zero, *weights, *self.geometry, *FLOAT_OUTPUT)
         return result
 
     def pack(self) -> None:
         assert self.numbers is not None
         scale, zero, _ = self.numbers
-        self._packed = _onednn.qconv_prepack(
-            self.weight, self.weight_scale, scale, zero, self.stride, self.padding, self.dilation, self.groups, None
-        )
+        self._packed = onednn.qconv_prepack(self.weight, self.weight_scale, scale, zero, *self.geometry, None)
 
 
 class Int8Linear(_Int8):
@@ -116,21 +93,13 @@ class Int8Linear(_Int8):
     def forward(self, input: Tensor) -> Tensor:
         if self._packed is not None:
             return self._integer(input)
-        rounded = self.rounded(input) if self.numbers else self._rounded_by_batch(input)
+        if self.numbers:
+            rounded = self.rounded(input)
+        else:
+            top = self.scheme.top
+            integers, scale, zero = batch_integers(input, top)
+            rounded = _decomposed.dequantize_per_tensor.tensor(integers, scale, zero, 0, top, torch.uint8)
         return functional.linear(rounded, self.float_weight(), self.bias)
-
-    def _rounded_by_batch(self, input: Tensor) -> Tensor:
-        integers, scale, zero = self._by_batch(input)
-        result: Tensor = _decomposed.dequantize_per_tensor.tensor(integers, scale, zero, 0, self._top(), torch.uint8)
-        return result
-
-    def _by_batch(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        top = self._top()
-        scale, zero = _decomposed.choose_qparams.tensor(input, 0, top, SMALLEST_SCALE, torch.uint8)
-        return _decomposed.quantize_per_tensor.tensor(input, scale, zero, 0, top, torch.uint8), scale, zero
-
-    def _top(self) -> int:
-        return int(2**self.scheme.bits - 1)
 
     def _integer(self, input: Tensor) -> Tensor:
         scale: Any
@@ -139,14 +108,20 @@ class Int8Linear(_Int8):
             scale, zero, _ = self.numbers
             integers = input_integers(input, self.numbers)
         else:
-            integers, scale, zero = self._by_batch(input)
-        result: Tensor = _onednn.qlinear_pointwise(
+            integers, scale, zero = batch_integers(input, self.scheme.top)
+        result: Tensor = onednn.qlinear_pointwise(
             integers, scale, zero, self._packed, self.weight_scale, self.weight_zero, self.bias, *FLOAT_OUTPUT
         )
         return result
 
     def pack(self) -> None:
-        self._packed = _onednn.qlinear_prepack(self.weight, None)
+        self._packed = onednn.qlinear_prepack(self.weight, None)
+
+
+def batch_integers(values: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The inputs as bytes from 0 to `top`, with the scale and the zero point of this batch's own range."""
+    scale, zero = _decomposed.choose_qparams.tensor(values, 0, top, SMALLEST_SCALE, torch.uint8)
+    return _decomposed.quantize_per_tensor.tensor(values, scale, zero, 0, top, torch.uint8), scale, zero
 
 
 # What oneDNN's kernels make of the result: output scale and zero point, its type, no further operation.
@@ -154,7 +129,8 @@ FLOAT_OUTPUT: tuple[Any, ...] = (1.0, 0, torch.float32, "none", [], "")
 
 
 def kernels_are_here() -> bool:
-    return bool(torch._C._has_mkldnn) and hasattr(torch.ops.onednn, "qconv_pointwise")
+    here: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return here and hasattr(onednn, "qconv_pointwise")
 
 
 def use_kernels(model: nn.Module) -> None:

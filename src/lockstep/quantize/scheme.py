@@ -32,6 +32,11 @@ class Scheme(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     bits: Literal[7, 8] = 7
     """Of the inputs; weights have eight."""
 
+    @property
+    def top(self) -> int:
+        """The largest integer of an input."""
+        return int(2**self.bits - 1)
+
 
 class Numbers(NamedTuple):
     """What an input's integers mean: real value = scale x (integer - zero), with integers from 0 to top."""
@@ -43,7 +48,7 @@ class Numbers(NamedTuple):
 
 def from_range(low: float, high: float, scheme: Scheme) -> Numbers:
     """The integers for inputs from `low` to `high`. Zero is always one of them exactly: padding and ReLU make zeros."""
-    top = 2**scheme.bits - 1
+    top = scheme.top
     if not (low <= high and abs(low) != float("inf") and abs(high) != float("inf")):
         raise InputError(
             f"inputs from {low:g} to {high:g} have no scale: the model computes numbers that are not finite"

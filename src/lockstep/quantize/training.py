@@ -5,8 +5,8 @@
     qat.after_step(step)                       on all ranks after every optimizer step, with its number from 1 on
     qat.after_epoch(evaluate)                  on all ranks after an epoch's test: makes the int8 model and tests that
 
-What the inputs of a layer range over is looked at in step 1, 2, 4, 8, 16 and every 16th from there; between these it stays. The ranks put what they saw
-together (one small all-reduce of the largest values), so the range is that of the *global* batch, the same on every rank and on every placement: N ranks train
+The range of a layer's inputs is observed in steps 1, 2, 4, 8, 16 and every 16th from there; between these it stays. The ranks combine what they
+observed (one small all-reduce of the largest values), so the range is that of the *global* batch, the same on every rank and on every placement: N ranks train
 what one would. PyTorch's own way sends rank 0's ranges to all in every forward pass, which loses what the other ranks saw and costs a message a step.
 The range is the mean of the first ten looks, and from there a moving average: its weight follows from the step's number, so a resumed run needs no state for it.
 """
@@ -27,6 +27,7 @@ from lockstep.quantize.fake import fakes, make_fake
 from lockstep.quantize.layers import kernels_are_here, use_kernels
 from lockstep.quantize.scheme import Scheme
 from lockstep.recipe import Recipe
+from lockstep.torch_private import ddp_ignore, ddp_ignored
 
 LOOK_EVERY_STEPS = 16
 NEWEST_COUNTS = 0.1
@@ -131,8 +132,7 @@ def prepare(model: nn.Module, example: Tensor, recipe: Recipe, scheme: Scheme = 
         make_fake(model.get_submodule(name), scheme)
     # They are settled here, between all ranks: DDP (and strategy=flat) would send rank 0's to all before every pass.
     ours = [f"{name}.{buffer}" if name else buffer for name in names for buffer in ("input_range", "weight_zeros")]
-    others = list(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
-    nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, [*others, *ours])  # type: ignore[no-untyped-call]
+    ddp_ignore(model, [*ddp_ignored(model), *ours])
     return Qat(model, example, scheme)
 
 

@@ -1,7 +1,7 @@
 """The published recipes: the settings of the reports, as files that `lockstep run published/NAME` takes.
 
-A file begins with a comment: which document, what it states, what it leaves open (and so is our choice), what it measured.
-The first line, `# Document D: …`, is what `lockstep recipes` lists.
+May import errors.py. Its door is `published` and `path_of`. A file begins with a comment: which document, what it states, what it leaves
+open (and so is our choice), what it measured. The first line, `# Document D: …`, is what `lockstep recipes` lists.
 """
 
 from __future__ import annotations
@@ -53,12 +53,9 @@ def path_of(word: str) -> Path | None:
     """
     if "=" in word or word.endswith((".toml", ".py")):
         return None
-    known = {recipe.name: recipe for recipe in published()}
-    if word in known:
-        return known[word].path
     if word.startswith(PREFIX):
-        raise InputError(f"no recipe '{word}'{_hint(word, known) or '; see lockstep recipes'}")
-    hint = _hint(PREFIX + word, known)
+        return find(word).path
+    hint = _hint(PREFIX + word, {recipe.name: recipe for recipe in published()})
     if hint:
         raise InputError(f"'{word}' is neither key=value nor a recipe{hint}")
     return None

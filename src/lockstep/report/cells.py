@@ -4,50 +4,56 @@ from __future__ import annotations
 
 from typing import Any
 
+from lockstep.metrics import METRICS
 from lockstep.report.subject import Subject
-from lockstep.report.units import span, text
 from lockstep.report.views import Cell, Claim, Published, Said, Table
-from lockstep.study.measures import METRICS
+from lockstep.statistics import WORDS
+from lockstep.text import some
+from lockstep.units import text
 
 Document = dict[str, Any]
-SETTLED = ("faster", "slower", "better", "worse", "higher", "lower")
+MOST_BARS = 3
+SETTLED = tuple(word for words in WORDS.values() for word in words)
 
 
 def table(subject: Subject) -> Table | None:
     """Every cell; of a single run there is nothing to compare."""
     document = subject.comparison
-    if len(document["cells"]) < 2:
+    if subject.kind == "run":
         return None
     metrics, sources = document["metrics"], document.get("published", [])
     labels = [METRICS[metric].title(document["target_accuracy"]) for metric in metrics]
     published = [f"published, {source['source'].partition(':')[0]}" for source in sources]
-    columns = ["cell", "runs", "speed-up", "efficiency", *labels, *published]
+    columns = ["cell", "runs", *labels, "speed-up", "efficiency", *published]
     rows = [_row(cell, metrics, sources) for cell in document["cells"]]
+    first, last = 2, 2 + len(metrics)
+    # The rate says what the time says.
+    rate = [first + metrics.index("images_per_second")] if {"seconds", "images_per_second"} <= {*metrics} else []
     return Table(
         id="cells",
         title="Comparison",
-        says=f"Middle of each cell's runs with its 95 % interval; below it the ratio or difference to '{document['baseline']}', pair by pair, with "
-        f"its interval: {document['family']}. Grey: no difference that counts. '7 to 40 more': so many more repeats would settle it, if the "
-        "machine stays as noisy: 7 if the difference is as large as it looks, 40 whatever it is.",
+        says=f"Median of each cell's runs with its 95 % interval. Below it: the ratio or difference to '{document['baseline']}', pair by pair, with "
+        f"its interval; {document['family']}. Grey: no difference that counts. '7 to 40 more': 7 more repeats would settle it if the difference is "
+        "as large as it looks, 40 whatever it is, on a machine as noisy as this.",
         columns=columns,
         rows=rows,
-        right=list(range(1, len(labels) + 4)),
+        right=list(range(1, last + 2)),
+        spare=[*range(last + 2, len(columns)), last + 1, *rate, 1, last],
+        bars=list(range(first, last))[:MOST_BARS],
     )
 
 
 def _row(cell: Document, metrics: list[str], sources: list[Document]) -> list[Cell]:
-    trouble = cell["left_out"] or "; ".join(cell["failed"])
-    head = Cell(
-        text=cell["cell"], notes=[f"{'left out' if cell['left_out'] else 'failed'}: {trouble}"] if trouble else []
-    )
+    trouble = ["left out"] if cell["left_out"] else [f"{len(cell['failed'])} failed"] if cell["failed"] else []
+    head = Cell(text=cell["cell"], notes=trouble)
     counts = Cell(text=f"{cell['done']}/{cell['planned']}", value=cell["done"])
     speed, efficiency = cell.get("speed_up"), cell.get("efficiency")
     return [
         head,
         counts,
+        *(_figure(metric, cell["metrics"].get(metric)) for metric in metrics),
         Cell(text=text(speed, "times"), value=speed),
         Cell(text="–" if efficiency is None else f"{efficiency:.0%}", value=efficiency),
-        *(_figure(metric, cell["metrics"].get(metric)) for metric in metrics),
         *(Cell(text=source["figures"].get(cell["cell"], "")) for source in sources),
     ]
 
@@ -59,7 +65,7 @@ def _figure(metric: str, column: Document | None) -> Cell:
     compared = [effect(metric, against), verdict(against)] if against else ["baseline"]
     missed = f"reached in {column['n'] - column['missed']} of {column['n']} runs" if column["missed"] else ""
     return Cell(
-        text=span(column["median"], column["low"], column["high"], METRICS[metric].unit),
+        text=METRICS[metric].text(column["median"], column["low"], column["high"]),
         value=column["median"],
         notes=[note for note in (missed, *compared) if note],
         faint=against is not None and against["verdict"] in ("not significant", "too few", "the same"),
@@ -75,25 +81,7 @@ def verdict(against: Document) -> str:
 
 
 def effect(metric: str, against: Document) -> str:
-    """0.625× (0.601–0.648), or +0.31 points (−0.12 to +0.74)."""
-    if against["effect"] is None:
-        return ""
-    if METRICS[metric].kind not in ("accuracy", "loss"):
-        return _ratio(against["effect"], against["low"], against["high"])
-    between = "" if against["low"] is None else f" ({_points(against['low'])} to {_points(against['high'])})"
-    return f"{_points(against['effect'])} points{between}"
-
-
-def _ratio(effect: float, low: float | None, high: float | None) -> str:
-    """As many places as the interval bears."""
-    if low is None or high is None:
-        return f"{effect:.2f}×"
-    places = 2 if high - low > 0.1 else 3
-    return f"{effect:.{places}f}× ({low:.{places}f}–{high:.{places}f})"
-
-
-def _points(value: float) -> str:
-    return f"{100 * value:+.2f}".replace("-", "−")
+    return METRICS[metric].effect(against["effect"], against["low"], against["high"])
 
 
 def published(subject: Subject) -> list[Published]:
@@ -114,7 +102,7 @@ def _claim(claim: Document, metric: str) -> Claim:
     theirs = None if claim["published_ratio"] is None else f"published {text(claim['published_ratio'], 'times')}"
     ours = None
     if claim["ours"] is not None:
-        ours = f"here {effect(metric, {'effect': claim['ours'], 'low': claim['low'], 'high': claim['high']})}"
+        ours = f"here {METRICS[metric].effect(claim['ours'], claim['low'], claim['high'])}"
     return Claim(
         text=claim["text"],
         verdict=claim["verdict"],
@@ -126,14 +114,14 @@ def _claim(claim: Document, metric: str) -> Claim:
 def headlines(subject: Subject) -> list[Said]:
     """What a comparison comes to: for each cell, in what it differs from the baseline for certain."""
     document = subject.comparison
-    if len(document["cells"]) < 2:
+    if subject.kind == "run":
         return []
     found = []
     for cell in document["cells"]:
         against = {m: c["against_baseline"] for m, c in cell["metrics"].items() if c.get("against_baseline")}
         certain = {m: a for m, a in against.items() if a["verdict"] in SETTLED}
         if certain:
-            # Two words for one thing: the ratio of speeds is that of times turned over.
+            # The speed ratio is the inverse of the time ratio: one of them is enough.
             certain = {m: a for m, a in certain.items() if m != "images_per_second" or "seconds" not in certain}
             said = "; ".join(
                 f"{METRICS[m].title(document['target_accuracy'])} {a['verdict']}, {effect(m, a)}"
@@ -142,20 +130,17 @@ def headlines(subject: Subject) -> list[Said]:
             found.append(Said(question="comparison", verdict=f"{cell['cell']}: {said}"))
     open_ones = [c["cell"] for c in document["cells"] if _nothing_settled(c)]
     if open_ones:
-        names = ", ".join(f"'{name}'" for name in open_ones[:4]) + (
-            f" and {len(open_ones) - 4} more" if len(open_ones) > 4 else ""
-        )
         found.append(
             Said(
                 question="comparison",
-                verdict=f"no difference to '{document['baseline']}' can be told for {names}",
+                verdict=f"no difference to '{document['baseline']}' can be told for {some(open_ones, 4)}",
                 next="repeat them: the table says how many more repeats would settle each figure, where that can be known",
             )
         )
     for cell in document["cells"]:
-        found += [
-            Said(question="failed", verdict=f"{cell['cell']} failed", why=failure) for failure in cell["failed"][:2]
-        ]
+        if cell["left_out"]:
+            found.append(Said(question="left out", verdict=f"{cell['cell']} is left out", why=cell["left_out"]))
+        found += [Said(question="failed", verdict=f"{cell['cell']} failed", why=why) for why in cell["failed"][:2]]
     return found
 
 

@@ -9,61 +9,91 @@ from typing import Any
 import numpy as np
 
 from lockstep.explain import overfitting
-from lockstep.explain.evidence import Evidence, Rows
-from lockstep.measure.records import read_steps
+from lockstep.explain.evidence import Evidence
+from lockstep.measure.phases import Rows, common
+from lockstep.measure.records import mean_losses
+from lockstep.metrics import RECORDED
 from lockstep.report.subject import Subject
 from lockstep.report.views import Axis, Lines, Mark, Numbers, Series, short, shorts
-from lockstep.run import Run
 from lockstep.study.gather import Group
 
 SECTION = "learning"
-# A plot is about so many dots wide: more points are not seen, and cost room.
+# A plot is about this many pixels wide: more points cannot be seen, and make the page larger.
 MOST_POINTS = 300
 MOST_SHOWN = 8
 MOST_RANKS = 16
-UNITS = {"accuracy": "percent", "loss": "number"}
+CURVES = ("accuracy", "loss")
 Values = dict[int, float]
 
 
 def charts(subject: Subject) -> list[Lines]:
-    found = [chart for name in UNITS if (chart := _by_epoch(subject, name))]
+    found = [chart for name in CURVES if (chart := by_epoch(subject, name))]
     steps = _by_step(subject)
     return [*found, steps] if steps else found
 
 
-def _by_epoch(subject: Subject, name: str) -> Lines | None:
-    series: list[Series] = []
+def by_epoch(subject: Subject, name: str) -> Lines | None:
+    """The plot of accuracy or loss after each epoch."""
     several = len(subject.begun) > 1
-    for group in subject.begun:
-        test, train = (
-            _over_runs(subject, group, f"test_{name}", "test"),
-            _over_runs(subject, group, f"train_{name}", "train"),
-        )
-        series += [line for line in (test, train) if line] + _ranks(subject, group, f"train_{name}")
+    series = [line for group in subject.begun for line in _of_cell(subject, group, name, several)]
     if not series:
         return None
-    spread = (
-        "least and most of its runs"
-        if any(len(group.samples) > 1 for group in subject.begun)
-        else "least and most of its ranks"
-    )
-    has_band = any(line.low for line in series)
-    says = f"{name.capitalize()} after each epoch; test is measured over the whole test set, train while training."
-    if has_band:
-        says += f" Bands: {spread}."
-    says += _together(
-        [line for line in series if line.role == "test"] or [line for line in series if line.role == "train"]
-    )
+    compared = [line for line in series if line.role == "test"] or [line for line in series if line.role == "train"]
+    spread = "runs" if any(len(group.samples) > 1 for group in subject.begun) else "ranks"
+    bands = f" Bands: least and most of its {spread}." if any(line.low for line in series) else ""
     return Lines(
         id=name,
         section=SECTION,
         title=name.capitalize(),
-        says=says,
+        says=f"{name.capitalize()} after each epoch; test is measured over the whole test set, train while training."
+        f"{bands}{_together(compared)}",
         x=Axis(label="epoch", unit="count"),
-        y=Axis(label=name, unit=UNITS[name]),
+        y=Axis(label=name, unit=RECORDED[f"test_{name}"].unit),
         series=series,
         marks=_overfitting(subject),
         hidden=["ranks", *(["train"] if several else [])],
+    )
+
+
+def _of_cell(subject: Subject, group: Group, name: str, several: bool) -> list[Series]:
+    """Test and train, the mean over a cell's runs with their spread; of a single run, the spread of train over its ranks; and the ranks of its
+    first run."""
+    runs = [each.run for each in group.samples]
+    ranks = [_values(runs[0].epochs(rank), f"train_{name}") for rank in range(runs[0].ranks)]
+    hue, shown, before = subject.colour(group), subject.place(group) < MOST_SHOWN, f"{group.name}, " if several else ""
+    found = []
+    for role, colour in (("test", "c0"), ("train", "c1")):
+        curves = [_values(run.epochs(), f"{role}_{name}") for run in runs]
+        around = ranks if len(runs) == 1 and role == "train" else curves
+        dash = role == "train" or hue.again
+        found.append(_line(before + role, hue.name if several else colour, curves, around, role, dash, shown))
+    for rank, curve in enumerate(ranks[:MOST_RANKS] if len(ranks) > 1 else []):
+        colour = hue.name if several else f"c{(rank + 2) % 8}"
+        found.append(_line(f"{before}rank {rank}", colour, [curve], [], "ranks", True, shown))
+    return [line for line in found if line]
+
+
+def _line(
+    name: str, colour: str, curves: Sequence[Values], around: Sequence[Values], role: str, dash: bool, shown: bool
+) -> Series | None:
+    """The mean of curves over epochs, with the least and the most of those around it; None where nothing is known."""
+    known, around = [curve for curve in curves if curve], [curve for curve in around if curve]
+    if not known:
+        return None
+    epochs = sorted({epoch for curve in known for epoch in curve})
+    mean = [statistics.fmean(curve[epoch] for curve in known if epoch in curve) for epoch in epochs]
+    low, high = _ends(around, epochs, min), _ends(around, epochs, max)
+    keep = thin(mean)
+    return Series(
+        name=name,
+        colour=colour,
+        x=[epochs[i] for i in keep],
+        y=shorts(mean[i] for i in keep),
+        low=[low[i] for i in keep] if low else [],
+        high=[high[i] for i in keep] if high else [],
+        role=role,
+        dash=dash,
+        shown=shown,
     )
 
 
@@ -78,45 +108,13 @@ def _together(lines: Sequence[Series]) -> str:
             same.append(line)
         else:
             found.append([line])
-    names = [[line.name.rpartition(",")[0] for line in same] for same in found if len(same) > 1]
-    return "".join(f" {_names(same)} lie upon each other." for same in names)
-
-
-def _names(names: Sequence[str]) -> str:
-    return ", ".join(f"'{name}'" for name in names)
+    named = [", ".join(f"'{line.name.rpartition(',')[0]}'" for line in same) for same in found if len(same) > 1]
+    return "".join(f" {names} lie upon each other." for names in named)
 
 
 def _near(one: Series, other: Series, most: float) -> bool:
     pairs = zip(one.y, other.y, strict=False)
     return one.x == other.x and all(a is not None and b is not None and abs(a - b) <= most for a, b in pairs)
-
-
-def _over_runs(subject: Subject, group: Group, key: str, role: str) -> Series | None:
-    """The mean over a cell's runs, with their spread; of a single run, the spread over its ranks, where they are known apart."""
-    runs = [each.run for each in group.samples]
-    curves = [curve for run in runs if (curve := values(run.epochs(), key))]
-    if not curves:
-        return None
-    around = curves
-    if len(runs) == 1 and role == "train":
-        around = [curve for rank in range(_ranks_of(runs[0])) if (curve := values(runs[0].epochs(rank), key))]
-    epochs = sorted({epoch for curve in curves for epoch in curve})
-    mean = [statistics.fmean(curve[epoch] for curve in curves if epoch in curve) for epoch in epochs]
-    low, high = _ends(around, epochs, min), _ends(around, epochs, max)
-    keep = thin(mean)
-    hue = subject.colour(group)
-    several = len(subject.begun) > 1
-    return Series(
-        name=f"{group.name}, {role}" if several else role,
-        colour=hue.name if several else {"test": "c0", "train": "c1"}[role],
-        x=[epochs[i] for i in keep],
-        y=shorts(mean[i] for i in keep),
-        low=[low[i] for i in keep] if low else [],
-        high=[high[i] for i in keep] if high else [],
-        role=role,
-        dash=role == "train" or hue.again,
-        shown=subject.place(group) < MOST_SHOWN,
-    )
 
 
 def _ends(curves: Sequence[Values], epochs: Sequence[int], end: Callable[[list[float]], float]) -> Numbers:
@@ -126,48 +124,17 @@ def _ends(curves: Sequence[Values], epochs: Sequence[int], end: Callable[[list[f
     return [short(end(each)) if each else None for each in found]
 
 
-def _ranks(subject: Subject, group: Group, key: str) -> list[Series]:
-    """Each rank's own curve; of a cell, those of its first run."""
-    run = group.samples[0].run
-    ranks = _ranks_of(run)
-    if ranks == 1:
-        return []
-    several = len(subject.begun) > 1
-    found = []
-    for rank in range(min(ranks, MOST_RANKS)):
-        curve = values(run.epochs(rank), key)
-        keep = thin(list(curve.values()))
-        epochs = list(curve)
-        if curve:
-            found.append(
-                Series(
-                    name=f"{group.name}, rank {rank}" if several else f"rank {rank}",
-                    colour=subject.colour(group).name if several else f"c{(rank + 2) % 8}",
-                    x=[epochs[i] for i in keep],
-                    y=shorts(curve[epochs[i]] for i in keep),
-                    role="ranks",
-                    dash=True,
-                    shown=subject.place(group) < MOST_SHOWN,
-                )
-            )
-    return found
-
-
-def _ranks_of(run: Run) -> int:
-    return run.spec().plan.ranks
-
-
-def values(epochs: Sequence[dict[str, Any]], key: str) -> Values:
+def _values(epochs: Sequence[dict[str, Any]], key: str) -> Values:
     """One figure by epoch; epochs that do not have it are left out."""
     return {int(each["epoch"]): float(each[key]) for each in epochs if each.get(key) is not None and "epoch" in each}
 
 
-def thin(curve: Sequence[float], most: int = MOST_POINTS) -> list[int]:
+def thin(curve: Sequence[float]) -> list[int]:
     """Which points to keep: all of them, or of every stretch its least and its greatest, so that no peak is lost."""
-    if len(curve) <= most:
+    if len(curve) <= MOST_POINTS:
         return list(range(len(curve)))
     kept = {0, len(curve) - 1}
-    for part in np.array_split(np.arange(len(curve)), max(1, (most - 2) // 2)):
+    for part in np.array_split(np.arange(len(curve)), (MOST_POINTS - 2) // 2):
         inside = np.asarray(curve, dtype=float)[part]
         kept |= {int(part[int(np.nanargmin(inside))]), int(part[int(np.nanargmax(inside))])}
     return sorted(kept)
@@ -192,49 +159,45 @@ def _overfitting(subject: Subject) -> list[Mark]:
 
 
 def _by_step(subject: Subject) -> Lines | None:
-    """The training loss of every step of a cell's first run, over all ranks: means of stretches, with their least and most."""
+    """The training loss of every step of a cell's first run, over all ranks."""
     series = []
     several = len(subject.begun) > 1
     for group in subject.begun[:MOST_SHOWN]:
-        run = group.samples[0].run
-        ranks = [read_steps(run.rank_folder(rank) / "steps.bin") for rank in range(_ranks_of(run))]
+        ranks = common(group.samples[0].run.all_steps())
         hue = subject.colour(group)
-        line = step_series(ranks, group.name if several else "loss", hue.name, hue.again)
+        line = step_series(ranks[0]["step"], mean_losses(ranks), group.name if several else "loss", hue.name, hue.again)
         if line:
             series.append(line)
-    if not series:
-        return None
+    return step_chart(series, ", of each cell's first run" if several else "") if series else None
+
+
+def step_chart(series: Sequence[Series], which: str = "") -> Lines:
     return Lines(
         id="loss-by-step",
         section=SECTION,
         title="Training loss, step by step",
-        says="Mean over all ranks' samples of each step"
-        + (", of each cell's first run" if several else "")
-        + f". Of long runs each point is the mean of a stretch ({MOST_POINTS} of them), and the band its least and most.",
+        says=f"Mean over all ranks' samples of each step{which}. Of long runs each point is the mean of a stretch ({MOST_POINTS} of them), and the "
+        "band its least and most.",
         x=Axis(label="step", unit="count"),
         y=Axis(label="training loss"),
-        series=series,
+        series=list(series),
     )
 
 
-def step_series(ranks: Sequence[Rows], name: str, colour: str, dash: bool = False) -> Series | None:
-    """Loss over steps. Rows are cut to those that every rank has written by now."""
-    length = min((len(rows) for rows in ranks), default=0)
-    if not length:
+def step_series(steps: Rows, losses: Rows, name: str, colour: str, dash: bool = False) -> Series | None:
+    """Loss over steps: of long runs the means of stretches, with their least and most."""
+    if not np.isfinite(losses).any():
         return None
-    samples = np.sum([rows["samples"][:length] for rows in ranks], axis=0)
-    loss = np.sum([rows["loss_sum"][:length] for rows in ranks], axis=0) / np.maximum(samples, 1)
-    steps = np.asarray(ranks[0]["step"][:length])
-    if not np.isfinite(loss).any() or not samples.any():
-        return None
-    parts = np.array_split(np.arange(length), min(length, MOST_POINTS))
-    stretched = length > MOST_POINTS
+    ends = np.linspace(0, len(losses), min(len(losses), MOST_POINTS) + 1).astype(int)
+    begins, lengths = ends[:-1], np.diff(ends)
+    low, high = (shorts(each.reduceat(losses, begins).tolist()) for each in (np.minimum, np.maximum))
+    stretched = len(losses) > MOST_POINTS
     return Series(
         name=name,
         colour=colour,
-        x=[int(steps[part[len(part) // 2]]) for part in parts],
-        y=shorts(float(loss[part].mean()) for part in parts),
-        low=shorts(float(loss[part].min()) for part in parts) if stretched else [],
-        high=shorts(float(loss[part].max()) for part in parts) if stretched else [],
+        x=steps[begins + lengths // 2].tolist(),
+        y=shorts((np.add.reduceat(losses, begins) / lengths).tolist()),
+        low=low if stretched else [],
+        high=high if stretched else [],
         dash=dash,
     )

@@ -5,19 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from importlib.metadata import version
+from typing import Any
 
 import msgspec
 
-from lockstep.measure.records import damage
-from lockstep.report import cells, curves, exchange, findings, setup, speed, steps, timeline
+from lockstep.report import cells, curves, exchange, findings, run, setup, speed, steps, timeline
 from lockstep.report.subject import Subject
-from lockstep.report.units import text
 from lockstep.report.views import AnyChart, Part, Report
 from lockstep.run import DAMAGED
+from lockstep.units import counted, text
 
 
 def report(subjects: Sequence[Subject]) -> Report:
-    parts = [part(subject) for subject in subjects]
+    return of_parts([part(subject) for subject in subjects])
+
+
+def of_parts(parts: list[Part]) -> Report:
     return Report(
         title=", ".join(each.name for each in parts),
         written=time.time(),
@@ -27,25 +30,30 @@ def report(subjects: Sequence[Subject]) -> Report:
     )
 
 
-def part(subject: Subject) -> Part:
-    rooms = (curves, speed, steps, exchange, timeline)
+ROOMS = (curves, speed, steps, exchange, timeline)
+
+
+def part(subject: Subject, rooms: Sequence[Any] = ROOMS, details: bool = True) -> Part:
+    """`rooms`: whose charts are drawn. Without `details`: no findings of single runs, no settings, environment and commands."""
     charts: list[AnyChart] = [chart for room in rooms for chart in room.charts(subject)]
-    differ, same = setup.settings(subject)
+    differ, same = setup.settings(subject) if details else (None, None)
+    alone = subject.groups[0].samples[0].run if subject.kind == "run" else None
     return Part(
         name=subject.name,
         kind=subject.kind,
         about=subject.comparison.get("about", ""),
-        facts=run_facts(subject) if subject.kind == "run" else cell_facts(subject),
+        facts=run.facts(alone) if alone else cell_facts(subject),
         headlines=cells.headlines(subject),
-        findings=findings.findings(subject),
-        notes=[*_damaged(subject), *subject.comparison["fairness"], *_stability(subject)],
+        findings=findings.findings(subject) if details else [],
+        notes=[*_damaged(subject), *(run.notes(alone) if alone else _notes(subject))],
         table=cells.table(subject),
+        tables=[table for table in (run.epochs(alone), run.ranks(alone)) if table] if alone else [],
         published=cells.published(subject),
         charts=charts,
         settings=differ,
         same=same,
-        environment=setup.environment(subject),
-        commands=setup.commands(subject),
+        environment=setup.environment(subject) if details else None,
+        commands=setup.commands(subject) if details else [],
     )
 
 
@@ -61,35 +69,7 @@ def _with_own_ids(parts: list[Part]) -> list[Part]:
     ]
 
 
-Facts = list[tuple[str, str]]
-
-
-def run_facts(subject: Subject) -> Facts:
-    """The figures that people look for first."""
-    sample = subject.groups[0].samples[0]
-    spec, summary, placement = sample.spec, sample.summary, sample.spec.placement
-    place = f"{placement.hosts} host(s) x {placement.ranks // placement.hosts} rank(s) x {placement.threads} thread(s)"
-    known = [growth for growth in summary.get("memory_growth_bytes") or [] if growth is not None]
-    found = [
-        ("state", sample.state),
-        ("model and data", f"{spec.recipe.model} on {spec.recipe.data}"),
-        ("placement", f"{place}, {placement.launcher}, {placement.backend}, {placement.strategy}"),
-        (
-            "global batch",
-            f"{spec.plan.global_batch} = {spec.plan.ranks} x {spec.plan.micro_batch} x {spec.plan.accumulation} (ranks, micro batch, accumulation)",
-        ),
-        ("steps", f"{spec.plan.steps_per_epoch:,} an epoch, {spec.plan.total_steps:,} in all"),
-        ("test accuracy", text(summary.get("test_accuracy"), "percent")),
-        ("training time", text(summary.get("train_seconds"), "seconds")),
-        ("speed", text(summary.get("images_per_second"), "rate")),
-        ("memory of a rank", text(max(known), "bytes") if known else "–"),
-    ]
-    if spec.plan.ranks > 1 and summary.get("ranks_agree") is not None:
-        found.append(("weights", "the same on all ranks" if summary["ranks_agree"] else "DIFFERENT between ranks"))
-    return [(label, value) for label, value in found if value not in ("–", "")]
-
-
-def cell_facts(subject: Subject) -> Facts:
+def cell_facts(subject: Subject) -> list[tuple[str, str]]:
     document = subject.comparison
     samples = [each for group in subject.groups for each in group.samples]
     planned = document.get("runs_planned", len(samples))
@@ -114,8 +94,17 @@ def _damaged(subject: Subject) -> list[str]:
         f"{each.run.id} is damaged: {each.cause}" for g in subject.groups for each in g.samples if each.state == DAMAGED
     ]
     drawn = [group.samples[0].run for group in subject.begun]
-    return [*whole, *(f"{run.id} is damaged: {text}: left out" for run in drawn for text in damage(run))]
+    return [*whole, *(f"{one.id} is damaged: {text}: left out" for one in drawn for text in one.rank_damage())]
 
 
-def _stability(subject: Subject) -> list[str]:
-    return list(subject.comparison["stability"]["advice"]) if subject.kind != "run" else []
+def _notes(subject: Subject) -> list[str]:
+    """What is unfair about a comparison, how steady the machine was, and what the study cost beside training."""
+    document = subject.comparison
+    found = [*document["fairness"], *document["stability"]["advice"]]
+    overhead = document.get("overhead")
+    if overhead:
+        found.append(
+            f"beside training a run took {overhead['overhead_s']:.1f} s: {overhead['prepare_s']:.1f} s to check, {overhead['start_s']:.1f} s until "
+            f"the first step, {overhead['finish_s']:.1f} s to end, {overhead['between_s']:.1f} s between runs (medians of {counted(int(overhead['runs']), 'run')})"
+        )
+    return found

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lockstep.comms import store
-from lockstep.comms.cells import Cell
+from lockstep.backends.costs import store
+from lockstep.backends.costs.cells import Cell
 from lockstep.report.subject import Subject
 from lockstep.report.views import Axis, Lines, Series, short, shorts
 
 SECTION = "exchange"
 COLLECTIVE = "all_reduce"
-# The same colours as in `lockstep comms --plot`.
 COLOURS = {"gloo": "c0", "mpi": "c1", "shm": "c2", "nccl": "c3"}
 
 
@@ -25,26 +24,11 @@ def charts(subject: Subject) -> list[Lines]:
 
 
 def of_cells(cells: Sequence[Cell]) -> list[Lines]:
-    known = sorted(
-        (
-            cell
-            for cell in cells
-            if cell.collective == COLLECTIVE and cell.state == "ok" and cell.message_bytes and cell.median_us
-        ),
-        key=lambda cell: (cell.backend, cell.ranks, cell.message_bytes),
-    )
+    known = _known(cells, COLLECTIVE)
     if not known:
         return []
     return [
-        Lines(
-            id="exchange-latency",
-            section=SECTION,
-            title="Time of an all-reduce",
-            says="Median time of a call over message size, with the middle 90 % as a band; measured by 'lockstep comms' on this machine.",
-            x=Axis(label="message", unit="binary", log=True),
-            y=Axis(label="time of a call", unit="seconds", log=True),
-            series=[_latency(name, part) for name, part in _groups(known).items()],
-        ),
+        *latency(cells, COLLECTIVE, "Time of an all-reduce"),
         Lines(
             id="exchange-bandwidth",
             section=SECTION,
@@ -55,6 +39,29 @@ def of_cells(cells: Sequence[Cell]) -> list[Lines]:
             series=[_bandwidth(name, part) for name, part in _groups(known).items()],
         ),
     ]
+
+
+def latency(cells: Sequence[Cell], collective: str, title: str) -> list[Lines]:
+    """The plot of one collective, for the report and for `lockstep comms`; none where nothing was measured."""
+    groups = _groups(_known(cells, collective))
+    if not groups:
+        return []
+    return [
+        Lines(
+            id="exchange-latency",
+            section=SECTION,
+            title=title,
+            says="Median time of a call over message size, with the middle 90 % as a band; measured by 'lockstep comms' on this machine.",
+            x=Axis(label="message", unit="binary", log=True),
+            y=Axis(label="time of a call", unit="seconds", log=True),
+            series=[_latency(name, part) for name, part in groups.items()],
+        )
+    ]
+
+
+def _known(cells: Sequence[Cell], collective: str) -> list[Cell]:
+    able = [c for c in cells if c.collective == collective and c.state == "ok" and c.message_bytes and c.median_us]
+    return sorted(able, key=lambda cell: (cell.backend, cell.ranks, cell.message_bytes))
 
 
 def _alike(environment: Mapping[str, object], here: Mapping[str, object]) -> bool:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from lockstep.explain import ANALYZERS, explain
 from lockstep.explain.evidence import Evidence
-from lockstep.measure.records import damage
+from lockstep.measure.view import RunView
 from lockstep.report.subject import Subject
 from lockstep.report.views import About, Said
-from lockstep.run import Run
 from lockstep.study.gather import Group
 
 MOST_CELLS = 12
@@ -24,11 +23,11 @@ def definitions() -> dict[str, str]:
     return {each.name: f"{each.question} {each.definition}" for each in ANALYZERS}
 
 
-def _of(group: Group, peers: list[Run], cells: dict[str, str]) -> list[Said]:
+def _of(group: Group, peers: list[RunView], cells: dict[str, str]) -> list[Said]:
     if not group.done:
         return [_state(group)]
     run = group.done[0].run
-    if damaged := damage(run):
+    if damaged := run.rank_damage():
         text = "; ".join(damaged)
         return [Said(question="state", verdict="damaged: not explained", why=text, next=f"lockstep show {run.id}")]
     return [

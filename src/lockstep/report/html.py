@@ -9,11 +9,13 @@ import base64
 import hashlib
 import html
 import re
+from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
 import msgspec
 
+from lockstep import units
 from lockstep.report.vega.bundle import bundle
 from lockstep.report.vega.spec import for_page
 from lockstep.report.views import Report
@@ -22,8 +24,8 @@ SCRIPTS = ("format.js", "values.js", "plot.js", "figure.js", "page.js")
 
 
 def page(report: Report) -> str:
-    style = _file("page.css")
-    script = '(() => {\n"use strict";\n' + "\n".join(_file(name) for name in SCRIPTS) + "\n})();"
+    style = page_file("page.css")
+    script = '(() => {\n"use strict";\n' + "\n".join(script_text(name) for name in SCRIPTS) + "\n})();"
     library = bundle()
     parts = {
         "policy": policy(style, script, library.digest),
@@ -33,8 +35,12 @@ def page(report: Report) -> str:
         "library": library.text,
         "script": script,
     }
-    # Split once, so that what is put in is not looked through for marks: a title may hold anything.
-    pieces = re.split(r"\{\{(\w+)\}\}", _file("page.html"))
+    return filled(page_file("page.html"), parts)
+
+
+def filled(template: str, parts: Mapping[str, str]) -> str:
+    """A template with its marks replaced. Split once, so that what is put in is not looked through for marks: a title may hold anything."""
+    pieces = re.split(r"\{\{(\w+)\}\}", template)
     return "".join(parts[piece] if number % 2 else piece for number, piece in enumerate(pieces))
 
 
@@ -62,9 +68,14 @@ def safe(found: Any) -> str:
     return text
 
 
+def script_text(name: str) -> str:
+    """A script of the page, with the table of units in it."""
+    return page_file(name).replace("{{units}}", safe(units.for_page()))
+
+
 def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _file(name: str) -> str:
+def page_file(name: str) -> str:
     return files("lockstep.report").joinpath("page", name).read_text(encoding="utf-8")

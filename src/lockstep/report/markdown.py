@@ -29,7 +29,12 @@ def _part(part: Part) -> Iterable[str]:
             yield from ("", f"### {plain(about.name)}", "")
         yield from (line for said in about.findings for line in _said(said))
     if part.notes:
-        yield from ("", "What to know before comparing:", "", *(f"- {plain(note)}" for note in part.notes))
+        yield from (
+            "",
+            "What to know:" if part.kind == "run" else "What to know before comparing:",
+            "",
+            *(f"- {plain(note)}" for note in part.notes),
+        )
     if part.table:
         yield from ("", f"## {part.table.title}", "", plain(part.table.says), "", *table_lines(part.table))
     for source in part.published:
@@ -40,7 +45,7 @@ def _part(part: Part) -> Iterable[str]:
             yield f"- **{claim.verdict}**: {plain(claim.text)}" + (
                 f" ({plain(claim.figures)}){why}" if claim.figures else why
             )
-    for table in (part.settings, part.same, part.environment):
+    for table in (*part.tables, part.settings, part.same, part.environment):
         if table and table.rows:
             yield from ("", f"## {table.title}", "", *table_lines(table))
     yield from ("", "## Commands", "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from lockstep.errors import InputError
@@ -14,38 +13,29 @@ from lockstep.run import Spec
 FURTHER = 4
 
 
-@dataclass(frozen=True)
-class Predicted:
-    series: list[Series]
-    says: str = ""
-
-
-def predicted(base: Spec, most_cores: int, weak: Sequence[bool]) -> Predicted:
-    """Speed-up beside one rank, strong or weak; nothing where there is no fit, or the model does not know the placement."""
+def predicted(base: Spec, most_cores: int, weak: Sequence[bool]) -> tuple[list[Series], str]:
+    """Speed-up beside one rank, strong or weak, and what to say of it; nothing where there is no fit, or the model does not know the placement."""
     from lockstep.predict import fit as fits
     from lockstep.predict.document import ask, earned
     from lockstep.predict.here import here
     from lockstep.predict.scaling import table
 
     if not weak or base.plan.ranks != 1 or base.options.script:
-        return Predicted([])
+        return [], ""
     try:
         recipe, placement, _ = here(base.recipe, base.placement)
         fit = fits.load(recipe, placement)
         if fit is None:
-            return Predicted([])
+            return [], ""
         threads = placement.threads or 1
         counts = [2**power for power in range(11) if 2**power * threads <= FURTHER * most_cores]
-        options: dict[str, Any] = {"link": None, "per_host": None, "batch": None, "algorithm": "auto", "every": None}
-        asked = {kind: ask(fit, recipe, placement, weak=kind, **options) for kind in weak}
+        asked = {kind: ask(fit, recipe, placement, weak=kind) for kind in weak}
         rows = {kind: table(fit, asked[kind][0], counts) for kind in weak}
     except InputError:
-        return Predicted([])
+        return [], ""
     figures, text = earned()
-    return Predicted(
-        [_line(kind, rows[kind], threads, figures) for kind in weak],
-        f" Predicted: {text}. {next(iter(asked.values()))[1][0]}",
-    )
+    assumed = next(iter(asked.values()))[1]
+    return [_line(kind, rows[kind], threads, figures) for kind in weak], f" Predicted: {text}. {assumed[0]}"
 
 
 def _line(weak: bool, rows: Sequence[Any], threads: int, figures: dict[str, Any] | None) -> Series:

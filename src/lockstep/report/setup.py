@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
-
-import msgspec
 
 from lockstep.placement import Placement
 from lockstep.recipe import Recipe
 from lockstep.report.subject import Subject
-from lockstep.report.units import text
 from lockstep.report.views import Cell, Command, Table
 from lockstep.run import Spec
-from lockstep.settings import flatten
+from lockstep.settings import changed, dotted
 from lockstep.study import builtin
-from lockstep.study.gather import Group
+from lockstep.units import text
 
 ENVIRONMENT = {
     "host": "host",
@@ -36,41 +34,6 @@ ENVIRONMENT = {
 MOST_COMMANDS = 60
 
 
-def settings(subject: Subject) -> tuple[Table | None, Table]:
-    """What differs between the cells, and what they share (only what is not as usual)."""
-    groups = subject.begun
-    flat = {group.name: _flat(_spec(group)) for group in groups}
-    keys = list(dict.fromkeys(key for found in flat.values() for key in found))
-    differing = [
-        key for key in keys if key[1] != "seed" and len({_word(found.get(key)) for found in flat.values()}) > 1
-    ]
-    usual = _usual()
-    first = flat[groups[0].name] if groups else {}
-    shared = [key for key in first if key not in differing and (key[1] in _ALWAYS or first[key] != usual.get(key))]
-    differ = Table(
-        id="settings",
-        title="What differs between the cells",
-        says="",
-        columns=["setting", "of", *flat],
-        rows=[
-            [Cell(text=key[1]), Cell(text=key[0]), *(Cell(text=_word(found.get(key))) for found in flat.values())]
-            for key in differing
-        ],
-    )
-    same = Table(
-        id="settings-shared",
-        title="What all cells share" if len(groups) > 1 else "Settings",
-        says="Settings that are left out are as Lockstep sets them.",
-        columns=["setting", "of", "value"],
-        rows=[
-            [Cell(text=key[1]), Cell(text=key[0]), Cell(text=_word(first[key]))]
-            for key in shared
-            if first[key] is not None
-        ],
-    )
-    return (differ if differing else None), same
-
-
 _ALWAYS = (
     "model",
     "data",
@@ -84,21 +47,36 @@ _ALWAYS = (
     "backend",
     "strategy",
 )
-Key = tuple[str, str]
 
 
-def _spec(group: Group) -> Spec:
-    return group.samples[0].spec
+def settings(subject: Subject) -> tuple[Table | None, Table]:
+    """What differs between the cells, and what they share (only what is not as usual)."""
+    specs = {group.name: group.samples[0].spec for group in subject.begun}
+    cells = {name: dotted(spec.recipe, spec.placement) for name, spec in specs.items()}
+    keys = list(dict.fromkeys(key for cell in cells.values() for key in cell))
+    differing = [key for key in keys if key != "seed" and len({_word(cell.get(key)) for cell in cells.values()}) > 1]
+    usual, first = dotted(Recipe(), Placement()), next(iter(cells.values()), {})
+    shared = [key for key in first if key not in differing and (key in _ALWAYS or first[key] != usual.get(key))]
+    differ = Table(
+        id="settings",
+        title="What differs between the cells",
+        says="",
+        columns=["setting", "of", *cells],
+        rows=[_row(key, [cell.get(key) for cell in cells.values()]) for key in differing],
+    )
+    same = Table(
+        id="settings-shared",
+        title="What all cells share" if len(cells) > 1 else "Settings",
+        says="Settings that are left out are as Lockstep sets them.",
+        columns=["setting", "of", "value"],
+        rows=[_row(key, [first[key]]) for key in shared if first[key] is not None],
+    )
+    return (differ if differing else None), same
 
 
-def _flat(spec: Spec) -> dict[Key, Any]:
-    found: dict[Key, Any] = {("recipe", key): one for key, one in flatten(msgspec.to_builtins(spec.recipe)).items()}
-    return found | {("placement", key): one for key, one in flatten(msgspec.to_builtins(spec.placement)).items()}
-
-
-def _usual() -> dict[Key, Any]:
-    found: dict[Key, Any] = {("recipe", key): one for key, one in flatten(msgspec.to_builtins(Recipe())).items()}
-    return found | {("placement", key): one for key, one in flatten(msgspec.to_builtins(Placement())).items()}
+def _row(key: str, values: Sequence[Any]) -> list[Cell]:
+    owner = "recipe" if key.partition(".")[0] in Recipe.__struct_fields__ else "placement"
+    return [Cell(text=text) for text in (key, owner, *map(_word, values))]
 
 
 def _word(value: Any) -> str:
@@ -113,11 +91,10 @@ def environment(subject: Subject) -> Table | None:
     seen = [found for run in subject.runs if (found := run.environment())]
     rows = []
     for key, label in ENVIRONMENT.items():
-        values = [_environment_value(key, found[key]) for found in seen if found.get(key) is not None]
-        counts = {value: values.count(value) for value in dict.fromkeys(values)}
+        values = [found[key] for found in seen if found.get(key) is not None]
+        counts = Counter(_environment_value(key, value) for value in values)
         if key == "load_1min" and len(counts) > 1:
-            numbers = [float(found[key]) for found in seen if found.get(key) is not None]
-            counts = {f"{min(numbers):.2f} to {max(numbers):.2f}": len(numbers)}
+            counts = Counter({f"{min(values):.2f} to {max(values):.2f}": len(values)})
         if counts:
             one = len(counts) == 1
             rows.append(
@@ -165,7 +142,7 @@ def run_words(spec: Spec) -> list[str]:
     words = ["lockstep", "run"]
     if spec.options.script:
         words.append(spec.options.script)
-    words += [f"{key}={_word(value)}" for key, value in _changed(spec)]
+    words += [f"{key}={_word(value)}" for key, value in _stated(spec).items() if value is not None]
     if spec.options.script and spec.options.script_args:
         words += ["--", *spec.options.script_args]
     for flag, value in (("--trace", spec.options.trace), ("--profile", spec.options.profile)):
@@ -173,16 +150,10 @@ def run_words(spec: Spec) -> list[str]:
     return words
 
 
-def _changed(spec: Spec) -> Sequence[tuple[str, Any]]:
-    usual = _usual()
-    emulated = spec.placement.emulated
-    found: dict[str, Any] = {}
-    for (table, key), value in _flat(spec).items():
-        if (value == usual.get((table, key)) and key != "seed") or (
-            key == "global_batch" and spec.recipe.batch_per_rank
-        ):
-            continue
-        if key == "emulated" or value is None:
-            continue
-        found[key] = f"emulated:{value}" if key == "hosts" and emulated else value
-    return list(found.items())
+def _stated(spec: Spec) -> dict[str, Any]:
+    found = {**changed(spec.recipe, spec.placement), "seed": spec.recipe.seed}
+    if spec.recipe.batch_per_rank:
+        found.pop("global_batch", None)
+    if found.pop("emulated", False):
+        found["hosts"] = f"emulated:{spec.placement.hosts}"
+    return found

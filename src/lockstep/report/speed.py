@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import Any
 
-import msgspec
-
+from lockstep.metrics import METRICS, value
 from lockstep.report.prediction import predicted
 from lockstep.report.subject import Subject
 from lockstep.report.views import Axis, Dot, Lines, Scatter, Series, short, shorts, sure
-from lockstep.settings import flatten
+from lockstep.settings import dotted
+from lockstep.statistics import median_interval
 from lockstep.study.compare import versus
 from lockstep.study.gather import Group
-from lockstep.study.measures import METRICS, value
-from lockstep.study.statistics import median_interval
 
 SECTION = "speed"
 # What may differ between two points of one scaling curve: how many workers there are, and what follows from it.
-_FREE = ("seed", "ranks", "hosts", "launcher", "strategy", "backend", "global_batch", "batch_per_rank", "micro_batch")
+_FREE = {"seed", "ranks", "hosts", "threads", "launcher", "strategy", "backend"}
+_FREE |= {"global_batch", "batch_per_rank", "micro_batch"}
 STRONG, WEAK = "strong scaling (same global batch)", "weak scaling (same batch per rank)"
 Triple = tuple[float, float | None, float | None]
 
@@ -38,10 +36,9 @@ def scaling(subject: Subject) -> Lines | None:
     lines = [_line(subject, base, name, members) for name, members in families.items()]
     kinds = {_key(group, base)[0] for group in subject.done}
     most = max(_cores(group) for group in subject.done)
-    forecast = predicted(
-        base.done[0].spec, most, [weak for weak, name in ((False, STRONG), (True, WEAK)) if name in kinds]
-    )
-    ends = [_cores(group) for group in subject.done] + [int(x or 0) for line in forecast.series for x in line.x]
+    weak = [kind == WEAK for kind in (STRONG, WEAK) if kind in kinds]
+    forecast, says = predicted(base.done[0].spec, most, weak)
+    ends = [_cores(group) for group in subject.done] + [int(x or 0) for line in forecast for x in line.x]
     least, most, own = min(ends), max(ends), _cores(base)
     ideal = Series(name="ideal", colour="faint", dash=True, x=[least, most], y=shorts([least / own, most / own]))
     return Lines(
@@ -49,10 +46,10 @@ def scaling(subject: Subject) -> Lines | None:
         section=SECTION,
         title="Speed-up over cores",
         says=f"Images per second beside '{base.name}', pair by pair; bars: {subject.comparison['level']:.0%} intervals. The dashed line is "
-        f"what as many times the cores would give if nothing were lost.{forecast.says}",
+        f"what as many times the cores would give if nothing were lost.{says}",
         x=Axis(label="cores (ranks x threads)", unit="count"),
         y=Axis(label="speed-up", unit="times"),
-        series=[ideal, *lines, *forecast.series],
+        series=[ideal, *lines, *forecast],
     )
 
 
@@ -71,7 +68,7 @@ def _line(subject: Subject, base: Group, name: str, members: Sequence[Group]) ->
 
 
 def _cores(group: Group) -> int:
-    return group.done[0].cores
+    return group.done[0].run.cores
 
 
 def _speed(group: Group, base: Group) -> Triple | None:
@@ -105,9 +102,8 @@ def _key(group: Group, base: Group) -> tuple[str, str]:
         kind = WEAK
     else:
         kind = "other batch"
-    flat = flatten(msgspec.to_builtins({"recipe": spec.recipe, "placement": spec.placement}))
-    rest = {key: one for key, one in flat.items() if key.rpartition(".")[2] not in _FREE and key != "placement.threads"}
-    return kind, str(sorted(rest.items()))
+    rest = [(key, one) for key, one in dotted(spec.recipe, spec.placement).items() if key not in _FREE]
+    return kind, str(sorted(rest))
 
 
 def trade_off(subject: Subject) -> Scatter | None:
@@ -119,16 +115,20 @@ def trade_off(subject: Subject) -> Scatter | None:
         id="trade-off",
         section=SECTION,
         title="Time, accuracy, memory",
-        says="Middle of each cell's runs with its 95 % interval; left and high is good. A circle's area is the memory of all ranks together.",
-        x=Axis(label="training time", unit="seconds"),
-        y=Axis(label="test accuracy", unit="percent"),
-        size=Axis(label="memory", unit="bytes"),
+        says="Median of each cell's runs with its 95 % interval; left and high is good. A circle's area is the memory of all ranks together.",
+        x=_axis("seconds"),
+        y=_axis("accuracy"),
+        size=_axis("memory"),
         dots=dots,
     )
 
 
+def _axis(metric: str) -> Axis:
+    return Axis(label=METRICS[metric].label, unit=METRICS[metric].unit)
+
+
 def _dot(subject: Subject, group: Group) -> Dot | None:
-    time, accuracy, memory = (_middle(group, metric) for metric in ("seconds", "accuracy", "memory"))
+    time, accuracy, memory = (_median(group, metric) for metric in ("seconds", "accuracy", "memory"))
     if time is None or accuracy is None:
         return None
     return Dot(
@@ -144,10 +144,9 @@ def _dot(subject: Subject, group: Group) -> Dot | None:
     )
 
 
-def _middle(group: Group, metric: str) -> Triple | None:
-    values: list[Any] = [value(each, metric, None) for each in group.done]
-    known = [each for each in values if each is not None]
+def _median(group: Group, metric: str) -> Triple | None:
+    known = [found for each in group.done if (found := value(each.run, metric, None)) is not None]
     if not known:
         return None
-    between = median_interval(known, log=METRICS[metric].kind in ("time", "rate", "size"))
+    between = median_interval(known, log=METRICS[metric].by_ratio)
     return statistics.median(known), between.low if between else None, between.high if between else None

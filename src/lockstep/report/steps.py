@@ -6,63 +6,72 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lockstep.explain.evidence import Evidence
 from lockstep.explain.speedup import CAUSES, losses
-from lockstep.explain.step import NAMES, split
-from lockstep.report.phases import MOST_RANKS, SECTION, bars
+from lockstep.measure.phases import NAMES, Parts
 from lockstep.report.subject import Subject
-from lockstep.report.units import text
 from lockstep.report.views import Axis, Bar, Bars, Fall, Waterfall, sure
-from lockstep.run import Run
 from lockstep.study.gather import Group
+from lockstep.units import text
 
-Parts = dict[str, float]
+SECTION = "step"
+MOST_RANKS = 16
 
 
 def charts(subject: Subject) -> list[Bars | Waterfall]:
-    found = _bars(subject)
-    falls = [
-        fall for group in subject.done for each in group.done[:1] if (fall := waterfall(each.run, group.name, subject))
-    ]
-    return [*([found] if found else []), *falls]
+    found = [_bars(subject), *(waterfall(group, subject) for group in subject.done)]
+    return [chart for chart in found if chart]
 
 
 def _bars(subject: Subject) -> Bars | None:
+    if subject.kind == "run":
+        return run_bars(subject.runs[0].split())
     rows: list[Bar] = []
-    single = subject.kind == "run"
     for group in subject.begun:
-        parts = [found for each in group.samples if (found := _split(each.run))]
-        if not parts:
-            continue
-        # A cell's bar is the mean over its runs and their ranks; the ranks' own bars are those of its first run.
-        rows.append(_bar("all ranks, mean" if single else group.name, [_mean(one) for one in parts]))
-        if len(parts[0]) > 1:
-            rows += [
-                _bar(f"rank {rank}" if single else f"{group.name}, rank {rank}", [one], "" if single else "ranks")
-                for rank, one in enumerate(parts[0][:MOST_RANKS])
-            ]
+        parts = [found for each in group.samples if (found := each.run.split())]
+        if parts:
+            # A cell's bar is the mean over its runs and their ranks; the ranks' own bars are those of its first run.
+            rows.append(_bar(group.name, _mean([_mean(one) for one in parts])))
+            rows += _rank_bars(parts[0], f"{group.name}, ", "ranks")
+    return _chart(rows, ["ranks"])
+
+
+def run_bars(ranks: Sequence[Parts]) -> Bars | None:
+    """Of one run: all ranks together, and each by itself."""
+    return _chart([_bar("all ranks, mean", _mean(ranks)), *_rank_bars(ranks)] if ranks else [])
+
+
+def _chart(rows: list[Bar], hidden: Sequence[str] = ()) -> Bars | None:
     if not rows:
         return None
-    return bars(rows, [] if single else ["ranks"])
+    return Bars(
+        id="step",
+        section=SECTION,
+        title="Where a step goes",
+        says="Mean time of each phase over the steps after warm-up. Exchange is what nothing hides; waiting is a rank's exchange beyond that of "
+        "the rank that came last; other is what no phase accounts for.",
+        x=Axis(label="time of a step", unit="seconds"),
+        parts=list(NAMES),
+        rows=rows,
+        hidden=list(hidden),
+    )
 
 
-def _split(run: Run) -> list[Parts] | None:
-    ranks = Evidence(run).ranks
-    return split(ranks) if len(ranks[0]) else None
+def _rank_bars(ranks: Sequence[Parts], before: str = "", role: str = "") -> list[Bar]:
+    several = ranks[:MOST_RANKS] if len(ranks) > 1 else []
+    return [_bar(f"{before}rank {rank}", parts, role) for rank, parts in enumerate(several)]
 
 
 def _mean(parts: Sequence[Parts]) -> Parts:
     return {name: float(np.mean([part[name] for part in parts])) for name in NAMES}
 
 
-def _bar(name: str, parts: Sequence[Parts], role: str = "") -> Bar:
-    mean = _mean(parts)
-    return Bar(name=name, values=[sure(max(0.0, mean[part])) for part in NAMES], role=role)
+def _bar(name: str, parts: Parts, role: str = "") -> Bar:
+    return Bar(name=name, values=[sure(max(0.0, parts[part])) for part in NAMES], role=role)
 
 
-def waterfall(run: Run, name: str, subject: Subject) -> Waterfall | None:
-    """From what `lockstep explain --measure` has measured beside the run; None where it has not."""
-    ways = Evidence(run).ways
+def waterfall(group: Group, subject: Subject) -> Waterfall | None:
+    """From what `lockstep explain --measure` has measured beside the cell's first run; None where it has not."""
+    ways = group.done[0].run.ways()
     if not {"whole", "plain", "apart", "together"} <= ways.keys():
         return None
     parts = losses(ways)
@@ -75,18 +84,14 @@ def waterfall(run: Run, name: str, subject: Subject) -> Waterfall | None:
     rows.append(_fall("measured", together.seconds, whole.seconds, together.seconds, total=True))
     several = len(subject.begun) > 1
     return Waterfall(
-        id=f"speed-up-{subject.place(_group_of(run, subject)) + 1}" if several else "speed-up",
+        id=f"speed-up-{subject.place(group) + 1}" if several else "speed-up",
         section=SECTION,
-        title="From ideal to measured speed-up" + (f": {name}" if several else ""),
+        title="From ideal to measured speed-up" + (f": {group.name}" if several else ""),
         says=f"A step of {together.ranks} ranks if nothing were lost, what each cause adds to it, and the speed-up that is left "
         f"(n = {len(together.rounds)} rounds, measured in turns).",
         x=Axis(label="time of a step", unit="seconds"),
         rows=rows,
     )
-
-
-def _group_of(run: Run, subject: Subject) -> Group:
-    return next(group for group in subject.groups if any(each.run.id == run.id for each in group.samples))
 
 
 def _fall(name: str, value: float, whole: float, reached: float, total: bool = False) -> Fall:

@@ -6,71 +6,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from lockstep import index
 from lockstep.errors import InputError
+from lockstep.explain.evidence import same_task
+from lockstep.measure.view import RunView
+from lockstep.metrics import USUAL
 from lockstep.reading import is_dir, is_file
-from lockstep.run import Run, Spec, runs_root
+from lockstep.run import Run, runs_root
 from lockstep.study import compare, gather
 from lockstep.study.folder import StudyFolder
 from lockstep.study.gather import Group
-from lockstep.study.measures import USUAL
+from lockstep.units import counted
 
 COLOURS = 8
-# A run is explained beside others of its task: with ten thousand of them, those of about its time.
-PEERS_EACH_WAY = 25
 
 
-class ReadOnce(Run):
-    """A run whose files are read at the first question: a report asks many, and its runs have ended, or are shown as they are now."""
-
-    @cached_property
-    def _spec(self) -> Spec:
-        return super().spec()
-
-    @cached_property
-    def _status(self) -> dict[str, Any]:
-        return super().status()
-
-    @cached_property
-    def _summary(self) -> dict[str, Any] | None:
-        return super().summary()
-
-    @cached_property
-    def _environment(self) -> dict[str, Any]:
-        return super().environment()
-
-    @cached_property
-    def _epochs(self) -> list[dict[str, Any]]:
-        return super().epochs()
-
-    def spec(self) -> Spec:
-        return self._spec
-
-    def status(self) -> dict[str, Any]:
-        return self._status
-
-    def summary(self) -> dict[str, Any] | None:
-        return self._summary
-
-    def environment(self) -> dict[str, Any]:
-        return self._environment
-
-    def epochs(self, rank: int | None = None) -> list[dict[str, Any]]:
-        return self._epochs if rank is None else super().epochs(rank)
-
-
-@dataclass(frozen=True)
-class Colour:
-    """The colour of a cell in every plot; from the ninth on they come again, dashed."""
-
+class Colour(NamedTuple):
     name: str
     again: bool
-
-
-def colour(place: int) -> Colour:
-    return Colour(f"c{place % COLOURS}", place % (2 * COLOURS) >= COLOURS)
 
 
 @dataclass(frozen=True)
@@ -84,7 +38,7 @@ class Subject:
     study: StudyFolder | None = None
 
     @cached_property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[RunView]:
         return [each.run for group in self.groups for each in group.samples]
 
     @cached_property
@@ -101,13 +55,15 @@ class Subject:
         return self.groups.index(group)
 
     def colour(self, group: Group) -> Colour:
-        return colour(self.place(group))
+        """The colour of a cell in every plot; from the ninth on they come again, dashed."""
+        again, number = divmod(self.place(group), COLOURS)
+        return Colour(f"c{number}", again % 2 == 1)
 
     @cached_property
-    def peers(self) -> list[Run]:
+    def peers(self) -> list[RunView]:
         """Finished runs that its runs are explained beside: its own, and for a single run those of the same task next to it in time."""
         own = [each.run for group in self.done for each in group.done]
-        return own if self.kind != "run" or not own else [*own, *_of_the_same_task(own[0])]
+        return own if self.kind != "run" or not own else [*own, *same_task(own[0])]
 
 
 def of_names(names: Sequence[str], runs: Path | None) -> list[Subject]:
@@ -116,9 +72,9 @@ def of_names(names: Sequence[str], runs: Path | None) -> list[Subject]:
         name: StudyFolder.find(name, runs) for name in names if name != "last"
     }  # 'last' is the last run, as with show
     found = [of_study(study) for study in studies.values() if study]
-    others = [name for name in names if not studies.get(name) and _may_be_a_run(name)]
+    others = [name for name in names if not studies.get(name) and may_be_a_run(name)]
     if others:
-        found.append(of_runs(gather.named(others, runs_root(runs))))
+        found.append(of_runs([Run.find(name, runs_root(runs)) for name in others]))
     if not found:
         raise InputError(f"{names[0]}: neither a run nor a study; 'lockstep runs' and 'lockstep study list' list them")
     return found
@@ -126,34 +82,20 @@ def of_names(names: Sequence[str], runs: Path | None) -> list[Subject]:
 
 def of_study(folder: StudyFolder) -> Subject:
     groups = gather.of_study(folder, folder.read())
-    for group in groups:
-        for each in group.samples:
-            each.run = ReadOnce(each.run.folder)
     return Subject(folder.name, "study", groups, compare.study_document(folder), folder)
 
 
-def of_runs(runs: Sequence[Run]) -> Subject:
-    once = [ReadOnce(run.folder) for run in runs]
-    groups = gather.of_runs(once)
-    if len(once) == 1:
-        groups[0].name = once[0].id
+def of_runs(runs: Sequence[Run], baseline: str | None = None, compared: bool = False) -> Subject:
+    """`compared`: also a run alone is a cell of a comparison."""
+    groups = gather.of_runs(runs)
+    if len(runs) == 1 and not compared:
+        groups[0].name = runs[0].id
         # A target of one run alone says nothing, and a loop of the user's own may have no accuracy to take it from.
-        return Subject(once[0].id, "run", groups, compare.table(groups, None, USUAL, target=0.0))
-    return Subject(f"{len(once)} runs", "runs", groups, compare.runs_document(once))
+        return Subject(runs[0].id, "run", groups, compare.table(groups, None, USUAL, target=0.0))
+    return Subject(counted(len(runs), "run"), "runs", groups, compare.runs_document(runs, baseline))
 
 
-def _may_be_a_run(name: str) -> bool:
+def may_be_a_run(name: str) -> bool:
     """`runs/*` also names the room of the studies and other folders, which are passed over."""
     path = Path(name)
     return not is_dir(path) or is_file(path / "run.json")
-
-
-def _of_the_same_task(run: Run) -> list[Run]:
-    recipe, root = run.spec().recipe, run.folder.parent
-    task = (recipe.model, recipe.data)
-    same = [row for row in index.rows(root) if (row.get("model"), row.get("data")) == task]
-    names = [row["id"] for row in same if row["state"] == "done"]
-    place = names.index(run.id) if run.id in names else len(names)
-    near = names[max(0, place - PEERS_EACH_WAY) : place] + names[place + 1 : place + 1 + PEERS_EACH_WAY]
-    peers = [ReadOnce(root / name) for name in near]
-    return [peer for peer in peers if peer.status()["state"] == "done"]  # it may have been damaged since it was listed

@@ -9,21 +9,14 @@ from itertools import zip_longest
 from typing import Any
 
 from lockstep.report.views import AnyChart, Axis, Bars, Lines, Scatter, Table, Waterfall
+from lockstep.units import UNITS
 
-UNITS = {
-    "seconds": "s",
-    "bytes": "B",
-    "binary": "B",
-    "percent": "share of 1",
-    "rate": "images/s",
-    "bandwidth": "GB/s",
-    "times": "x",
-}
 Row = list[Any]
 
 
 def column(axis: Axis) -> str:
-    return f"{axis.label} ({UNITS[axis.unit]})" if axis.unit in UNITS else axis.label
+    base = UNITS[axis.unit].base
+    return f"{axis.label} ({base})" if base else axis.label
 
 
 def data(chart: AnyChart) -> list[Row]:
@@ -38,7 +31,7 @@ def data(chart: AnyChart) -> list[Row]:
             ),
         ]
     if isinstance(chart, Bars):
-        head = ["bar", *(f"{part} ({UNITS[chart.x.unit]})" for part in chart.parts)]
+        head = ["bar", *(f"{part} ({UNITS[chart.x.unit].base})" for part in chart.parts)]
         return [head, *([row.name, *row.values] for row in chart.rows)]
     if isinstance(chart, Waterfall):
         head = ["part", column(chart.x), "total", "text"]

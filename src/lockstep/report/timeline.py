@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from lockstep.explain.evidence import Rows
 from lockstep.export.perfetto import shifts
-from lockstep.measure.records import PHASES, read_steps
-from lockstep.measure.trace import TracedStep, read, traced_steps
+from lockstep.measure.phases import Rows
+from lockstep.measure.records import PHASES
+from lockstep.measure.traced import TracedStep, read, traced_steps
+from lockstep.measure.view import RunView
 from lockstep.report.subject import Subject
 from lockstep.report.views import Axis, Lane, Mark, Span, Timeline, sure
-from lockstep.run import Run
 
 SECTION = "timeline"
 STEPS = 4
@@ -33,7 +33,7 @@ def charts(subject: Subject) -> list[Timeline]:
     return found
 
 
-def of_run(run: Run, title: str = "", tail: str = "") -> Timeline | None:
+def of_run(run: RunView, title: str = "", tail: str = "") -> Timeline | None:
     traced = _from_trace(run)
     lanes, marks, how = traced or _from_steps(run)
     if not lanes:
@@ -53,8 +53,8 @@ def of_run(run: Run, title: str = "", tail: str = "") -> Timeline | None:
 Drawn = tuple[list[Lane], list[Mark], str]
 
 
-def _from_trace(run: Run) -> Drawn | None:
-    ranks = range(min(run.spec().plan.ranks, MOST_RANKS))
+def _from_trace(run: RunView) -> Drawn | None:
+    ranks = range(min(run.ranks, MOST_RANKS))
     traces = {rank: content for rank in ranks if (content := read(run, rank))}
     if not traces:
         return None
@@ -98,9 +98,9 @@ def _second(microseconds: float, shift: float) -> float:
     return sure((microseconds + shift) / 1e6)
 
 
-def _from_steps(run: Run) -> Drawn:
+def _from_steps(run: RunView) -> Drawn:
     """Phases one after the other, as long as they took; where a step has several passes, each phase stands for all of them."""
-    ranks = [read_steps(run.rank_folder(rank) / "steps.bin") for rank in range(min(run.spec().plan.ranks, MOST_RANKS))]
+    ranks = [run.steps(rank) for rank in range(min(run.ranks, MOST_RANKS))]
     length = min((len(rows) for rows in ranks), default=0)
     if not length or not ranks[0]["start_ns"][:length].all():
         return [], [], ""

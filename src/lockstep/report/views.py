@@ -161,6 +161,10 @@ class Table(View, frozen=True):
     rows: list[list[Cell]]
     right: list[int] = []
     """Columns that hold numbers."""
+    spare: list[int] = []
+    """Columns that a narrow view does without, the most spare first."""
+    bars: list[int] = []
+    """Columns that are worth a bar."""
 
 
 class Said(View, frozen=True):
@@ -209,6 +213,8 @@ class Part(View, frozen=True):
     findings: list[About] = []
     notes: list[str] = []
     table: Table | None = None
+    tables: list[Table] = []
+    """Of a run: its epochs and its ranks."""
     published: list[Published] = []
     charts: list[AnyChart] = []
     settings: Table | None = None

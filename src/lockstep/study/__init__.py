@@ -3,6 +3,8 @@
 >>> from lockstep import study
 >>> mine = study.make("mine", factors={"ranks": [1, 2]}, repeats=5)
 >>> document = study.run_study(mine, runs="runs")  # doctest: +SKIP
+
+May import launch/ and below. Its door is `make`, `read` and `run_study`.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ __all__ = ["Study", "make", "read", "run_study"]
 def run_study(
     study: Study, runs: Path | str | None = None, data_root: Path | str | None = None, again: bool = False
 ) -> dict[str, Any]:
-    """Run what of a study is not done yet, and return the comparison as a document."""
+    """Run what is left of a study, and return the comparison as a document."""
     from lockstep.study import compare, execute
     from lockstep.study.folder import StudyFolder
     from lockstep.study.plan import plan

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from lockstep.metrics import METRICS
 from lockstep.run import ENDED, Run
-from lockstep.study.measures import METRICS
 from lockstep.study.plan import Item, Planned
 
-# Idle for longer than this between two runs, and they are not of one block.
+# Two runs with a longer idle time between them do not belong to one block.
 APART_S = 600.0
 Block = tuple[int, int]
-"""The repeat, and which stretch of it."""
+"""The repeat, and which uninterrupted part of it."""
 
 
 def sittings(planned: Planned, there: Mapping[str, Run]) -> dict[str, Block]:
@@ -32,9 +32,9 @@ def sittings(planned: Planned, there: Mapping[str, Run]) -> dict[str, Block]:
 
 
 def broken(planned: Planned, there: Mapping[str, Run], to_do: set[str], now: float) -> list[Item]:
-    """Finished runs that have to be run again: those of a repeat that is not complete and was left for too long to go on with it.
+    """Finished runs that have to be run again: those of an incomplete repeat that was interrupted for too long.
 
-    Accuracies do not depend on when they were measured: where nothing else is compared, every run is kept.
+    Accuracies do not depend on when they were measured: if nothing else is compared, every run is kept.
     """
     if not any(
         METRICS[metric].kind in ("time", "rate") or METRICS[metric].unit == "seconds"
@@ -69,5 +69,5 @@ def _by_repeat(planned: Planned, there: Mapping[str, Run]) -> dict[int, list[tup
 
 
 def _on_a_cluster(planned: Planned, item: Item) -> bool:
-    """Slurm decides when and where a job runs; its nodes are its own meanwhile."""
+    """Slurm decides when and where a job runs, and gives it its own nodes: such runs need no blocks."""
     return planned.cell(item.cell).placement.launcher == "slurm"

@@ -1,4 +1,4 @@
-"""A study on a cluster: its runs are Slurm jobs, many at once, because each has nodes of its own."""
+"""A study on a cluster: its runs are Slurm jobs, many at once, because each has its own nodes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from lockstep.errors import InputError, RunCancelled, RunFailed
-from lockstep.launch import slurm
-from lockstep.launch.slurm_job import LEAVE_S, RECORD, end
+from lockstep.launch.ending import signals_as_interrupt
+from lockstep.launch.slurm import launcher as slurm
+from lockstep.launch.slurm.job import LEAVE_S, RECORD, end
 from lockstep.launch.stall import Stalled, StallWatch
-from lockstep.launch.supervise import signals_as_interrupt
 from lockstep.run import DATA, ENDED, Run, Spec, read_json
-from lockstep.study.execute import Session, Step, begin, keep
+from lockstep.study.execute import Session, begin, keep
 from lockstep.study.plan import Item
 
 # Schedulers limit how many jobs a user may have; the others wait here.
@@ -24,7 +26,7 @@ LOOK_S = 2.0
 
 @dataclass
 class Job:
-    """One run that the cluster has."""
+    """One run that was submitted to the cluster."""
 
     item: Item
     run: Run
@@ -36,7 +38,7 @@ class Job:
 
 
 def run_jobs(session: Session, items: list[Item]) -> None:
-    """Submit all of them, a few dozen at a time, and wait. Ctrl-C takes back every job that has not ended."""
+    """Submit all of them, a few dozen at a time, and wait. Ctrl-C cancels every job that has not ended."""
     under_way = [job for item in items if (job := _adopt(session, item))]
     adopted = {job.item.digest for job in under_way}
     waiting = [item for item in items if item.digest not in adopted]
@@ -58,7 +60,7 @@ def run_jobs(session: Session, items: list[Item]) -> None:
 
 
 def _take_back(runs: list[Run]) -> None:
-    """By what their folders say: the interrupt may have come between the submission of a job and our knowing of it."""
+    """Found through their folders: the interrupt may have come after a job was submitted and before we noted it."""
     jobs = [str(record["job"]) for run in runs if (record := read_json(run.folder / RECORD))]
     for job in jobs:
         slurm.cancel(job)
@@ -81,7 +83,7 @@ def _adopt(session: Session, item: Item) -> Job | None:
 
 def _submit(session: Session, item: Item, begun: list[Run]) -> Job | None:
     began = session.clock()
-    session.watcher.begins(_step(session, item))
+    session.watcher.begins(session.step(item))
     run, spec = begin(session, item)
     begun.append(run)
     run.write_status("starting", host=platform.node())
@@ -97,7 +99,7 @@ def _submit(session: Session, item: Item, begun: list[Run]) -> Job | None:
 
 
 def _ended(session: Session, job: Job) -> bool:
-    """Whether the job is over; if so, how it ended is written down."""
+    """Whether the job is over; if so, record how it ended."""
     now, state = time.monotonic(), slurm.state(job.number)
     done = job.run.recorded_status()["state"] == "done"
     if state.name == "COMPLETING" or (state.name == "UNREACHABLE" and done):
@@ -122,11 +124,6 @@ def _ended(session: Session, job: Job) -> bool:
 def _keep(session: Session, item: Item, run: Run, began: float, record: dict[str, Any]) -> bool:
     run.release_reserve()
     shutil.rmtree(run.folder / DATA, ignore_errors=True)
-    record |= {"cell": item.cell, "repeat": item.repeat, "seed": item.seed, "digest": item.digest, "run": run.id}
-    keep(session, _step(session, item), {**record, "began": began, "ended": session.clock()})
+    account = {**msgspec.to_builtins(item), "run": run.id, "began": began, "ended": session.clock()}
+    keep(session, session.step(item), account | record)
     return True
-
-
-def _step(session: Session, item: Item) -> Step:
-    done = sum(state != "to do" for state in session.states.values())
-    return Step(item, done + 1, len(session.planned.items), 0.0)

@@ -1,4 +1,4 @@
-"""Cells beside each other: middles with intervals, paired comparisons with the baseline, and what is to be said about them."""
+"""Compare cells: medians with intervals, paired comparisons with the baseline, and remarks."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import asdict
 from typing import Any
 
 from lockstep.errors import InputError
+from lockstep.metrics import METRICS, USUAL, Kind, common_target, value
 from lockstep.run import Run
+from lockstep.statistics import ALPHA, WORDS, Comparison, compare_family, median_interval
 from lockstep.study import fairness, gather, stability
 from lockstep.study.definition import Published, nearest
-from lockstep.study.estimate import clock
 from lockstep.study.folder import StudyFolder, overheads
-from lockstep.study.gather import Group
-from lockstep.study.measures import METRICS, USUAL, Sample, common_target, value
-from lockstep.study.statistics import ALPHA, WORDS, Comparison, Kind, compare_family, median_interval
+from lockstep.study.gather import Group, Sample
+from lockstep.units import clock
 
 Document = dict[str, Any]
 TOO_GOOD = 1.2
@@ -38,7 +38,7 @@ def study_document(folder: StudyFolder) -> Document:
 
 
 def runs_document(runs: Sequence[Run], baseline: str | None = None) -> Document:
-    """Any runs. They did not take turns, so the machine may have changed between them, and that is said."""
+    """Compare any runs. They did not take turns, so the machine may have changed between them; a note says so."""
     groups = gather.of_runs(runs)
     if baseline is not None and baseline not in [group.name for group in groups]:
         raise InputError(f"--baseline {baseline}: no such cell; {nearest(baseline, [group.name for group in groups])}")
@@ -55,7 +55,7 @@ def runs_document(runs: Sequence[Run], baseline: str | None = None) -> Document:
 def table(groups: Sequence[Group], baseline: str | None, metrics: Sequence[str], target: float | None) -> Document:
     """All figures of the comparison as one document."""
     base, remark = _baseline(groups, baseline)
-    target = target if target is not None else common_target([group.done for group in groups])
+    target = target if target is not None else common_target([each.run for group in groups for each in group.done])
     against = {metric: _against(groups, base, metric, target) for metric in metrics}
     cells = [_cell(group, base, metrics, target, against) for group in groups]
     timed = [
@@ -72,7 +72,7 @@ def table(groups: Sequence[Group], baseline: str | None, metrics: Sequence[str],
         "baseline": base.name if base else None,
         "target_accuracy": target,
         "level": 1 - ALPHA,
-        "family": _family(cells),
+        "family": _family(list(against.values())),
         "metrics": list(metrics),
         "cells": cells,
         "fairness": notes,
@@ -81,7 +81,7 @@ def table(groups: Sequence[Group], baseline: str | None, metrics: Sequence[str],
 
 
 def _baseline(groups: Sequence[Group], wanted: str | None) -> tuple[Group | None, str]:
-    """The cell that the others are compared with; another one than was asked for only with a word about it."""
+    """The cell that the others are compared with; if it is not the requested one, a note says so."""
     able = [group for group in groups if group.done]
     if not able:
         return None, ""
@@ -123,7 +123,7 @@ def _cell(
     result |= {
         "ranks": first.spec.placement.ranks,
         "threads": first.spec.placement.threads,
-        "cores": first.cores,
+        "cores": first.run.cores,
         "global_batch": first.spec.plan.global_batch,
         "recipe_differs_in": [] if ours else fairness.what_differs(done, base.done),
     }
@@ -132,22 +132,21 @@ def _cell(
     # Ratios of seconds for the same work; where the work differs, of images per second.
     speed = 1.0 if ours else versus(group, base, "images_per_second", target).effect
     result["speed_up"] = speed
-    result["efficiency"] = None if speed is None else speed * base.done[0].cores / first.cores
+    result["efficiency"] = None if speed is None else speed * base.done[0].run.cores / first.run.cores
     return result
 
 
 def _column(metric: str, group: Group, target: float | None, against: Comparison | None) -> Document:
-    kind = METRICS[metric].kind
     counted = [v for each in _counted(metric, group.done) if (v := _mean(metric, each, target)) is not None]
     values = [v for v in counted if math.isfinite(v)]
     missed = len(counted) - len(values)
-    # Runs that never got there took longer than all others: the middle counts them, an interval cannot.
-    interval = None if missed else median_interval(values, log=kind in ("time", "rate", "size"))
-    middle = statistics.median(counted) if counted else math.inf
+    # Runs that never reached the target took longer than all others: the median counts them, an interval cannot.
+    interval = None if missed else median_interval(values, log=METRICS[metric].by_ratio)
+    median = statistics.median(counted) if counted else math.inf
     column: Document = {
         "n": len(counted),
         "missed": missed,
-        "median": middle if math.isfinite(middle) else None,
+        "median": median if math.isfinite(median) else None,
         "low": interval.low if interval else None,
         "high": interval.high if interval else None,
         "spread": statistics.stdev(values) if len(values) > 1 else None,
@@ -160,8 +159,8 @@ def _column(metric: str, group: Group, target: float | None, against: Comparison
 
 
 def _counted(metric: str, samples: Sequence[Sample]) -> list[list[Sample]]:
-    """What counts as one observation. The same seed gives the same accuracy again: repeating it adds no evidence."""
-    if METRICS[metric].kind not in ("accuracy", "loss"):
+    """The unit of observation. The same seed gives the same accuracy again, so repeating it adds no evidence."""
+    if METRICS[metric].by_ratio:
         return [[each] for each in samples]
     by_seed: dict[int, list[Sample]] = {}
     for each in samples:
@@ -170,7 +169,7 @@ def _counted(metric: str, samples: Sequence[Sample]) -> list[list[Sample]]:
 
 
 def _mean(metric: str, samples: Sequence[Sample], target: float | None) -> float | None:
-    values = [v for each in samples if (v := value(each, metric, target)) is not None]
+    values = [v for each in samples if (v := value(each.run, metric, target)) is not None]
     return statistics.fmean(values) if values else None
 
 
@@ -185,7 +184,7 @@ def versus_all(sides: Sequence[tuple[Group, Group]], metric: str, target: float 
 
 
 def _pairs(group: Group, base: Group, metric: str, target: float | None) -> tuple[list[float], list[float]]:
-    by_seed = METRICS[metric].kind in ("accuracy", "loss")
+    by_seed = not METRICS[metric].by_ratio
 
     def values(samples: Sequence[Sample]) -> dict[Any, float]:
         return {
@@ -214,7 +213,7 @@ def verdict_text(found: Comparison) -> str:
 
 
 def _too_good(cells: Sequence[Document]) -> list[str]:
-    """More work per core than the baseline's: caches can do that, but mostly the baseline is held up by something."""
+    """More work per core than the baseline: caches can do that, but usually something slowed the baseline."""
     # Another recipe on the same cores may well be faster: a larger batch is.
     same = [c for c in cells if c.get("speed_up") and (not c["recipe_differs_in"] or c["efficiency"] != c["speed_up"])]
     found = [cell for cell in same if cell["efficiency"] > TOO_GOOD]
@@ -225,15 +224,16 @@ def _too_good(cells: Sequence[Document]) -> list[str]:
     ]
 
 
-def _family(cells: Sequence[Document]) -> str:
-    """What holds for the verdicts of one metric together."""
-    compared = sum(any("against_baseline" in column for column in cell["metrics"].values()) for cell in cells)
-    several = f" (Holm over {compared} comparisons)" if compared > 1 else ""
+def _family(metrics: Sequence[dict[str, Comparison]]) -> str:
+    """The error rate of all verdicts of one metric together. Only comparisons with a p-value were in Holm's procedure."""
+    sizes = {sum(found.p is not None for found in comparisons.values()) for comparisons in metrics} - {0}
+    count = str(max(sizes, default=0)) if len(sizes) < 2 else f"{min(sizes)} to {max(sizes)}"
+    several = f" (Holm over {count} comparisons of each)" if max(sizes, default=0) > 1 else ""
     return f"if nothing differed, a metric would have a verdict in {ALPHA:.0%} of such studies at most{several}"
 
 
 def _published(found: Published, groups: Sequence[Group], target: float | None) -> Document:
-    """What a report claims, beside what was measured here: the shape is compared, never seconds."""
+    """A report's claims beside our measurements: the shape is compared, never seconds."""
     by_name = {group.name: group for group in groups}
     able = [claim for claim in found.claims if by_name[claim.more].done and by_name[claim.less].done]
     compared: dict[int, Comparison] = {}

@@ -13,11 +13,11 @@ from msgspec import Meta
 
 from lockstep import toml
 from lockstep.errors import InputError
+from lockstep.metrics import METRICS, USUAL
 from lockstep.placement import Placement
 from lockstep.recipe import PositiveFloat, Recipe
 from lockstep.run import check_name
 from lockstep.settings import load
-from lockstep.study.measures import METRICS, USUAL
 
 Keys = dict[str, Any]
 """Settings as people write them: dotted recipe and placement keys."""
@@ -35,15 +35,15 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ratio: float | None = None
     """Published value of `more` over that of `less`."""
     why: str = ""
-    """What to think of where ours differs."""
+    """The explanation if ours differs."""
 
 
 class Published(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a report found: shown beside ours."""
+    """What a report found, shown beside our figures."""
 
     source: str
     figures: dict[str, str] = {}
-    """Cell -> its published figures, in words."""
+    """Cell -> its published figures, as text."""
     claims: list[Claim] = []
 
 
@@ -60,7 +60,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     cells: dict[str, Keys] = {}
     repeats: Annotated[int, Meta(ge=1, le=10_000)] = 5
     seeds: list[Annotated[int, Meta(ge=0, le=(1 << 62))]] = []
-    """One per repeat, taken in turn; unstated, the recipe's seed and those after it. The same in every cell."""
+    """One per repeat, taken in turn, the same in every cell; by default the recipe's seed and those after it."""
     metrics: list[str] = msgspec.field(default_factory=lambda: list(USUAL))
     baseline: str | None = None
     budget_minutes: PositiveFloat | None = None
@@ -101,21 +101,22 @@ def _word(key: str, value: Any) -> str:
 
 
 def check(study: Study) -> Study:
-    """Everything that can be known without a machine: names, metrics, the baseline, and every cell's keys."""
+    """Check everything that does not depend on a machine: names, metrics, the baseline, and every cell's keys."""
     check_name("name=", study.name, "study")
     cells = study.all_cells()
-    if study.baseline is not None and study.baseline not in cells:
-        raise InputError(f"baseline={study.baseline}: no such cell; {nearest(study.baseline, cells)}")
+
+    def known(key: str, what: str, name: str, names: Iterable[str]) -> None:
+        if name not in names:
+            raise InputError(f"{key}: no such {what} '{name}'; {nearest(name, names)}")
+
+    if study.baseline is not None:
+        known("baseline", "cell", study.baseline, cells)
     for metric in study.metrics:
-        if metric not in METRICS:
-            raise InputError(f"metrics: no such metric '{metric}'; {nearest(metric, METRICS)}")
-    for published in study.published:
-        for claim in published.claims:
-            for cell in (claim.more, claim.less):
-                if cell not in cells:
-                    raise InputError(f"published.claims: no such cell '{cell}'; {nearest(cell, cells)}")
-            if claim.metric not in METRICS:
-                raise InputError(f"published.claims: no such metric '{claim.metric}'; {nearest(claim.metric, METRICS)}")
+        known("metrics", "metric", metric, METRICS)
+    for claim in [claim for published in study.published for claim in published.claims]:
+        known("published.claims", "cell", claim.more, cells)
+        known("published.claims", "cell", claim.less, cells)
+        known("published.claims", "metric", claim.metric, METRICS)
     for cell, keys in cells.items():
         if "seed" in keys:
             raise InputError(
@@ -125,7 +126,8 @@ def check(study: Study) -> Study:
     return study
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """A hint where there is no such name: the nearest one; if none is near, `otherwise`, or what there is."""
     names = list(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"did you mean '{near[0]}'?" if near else f"there are: {'; '.join(names[:12])}"
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean '{near[0]}'?" if near else otherwise or f"there are: {'; '.join(names[:12])}"

@@ -1,4 +1,4 @@
-"""How long a study will take: from its own runs, else from earlier runs of the same model, else by a guess that says so."""
+"""How long a study will take: from its own runs, else from earlier runs of the same model, else a guess that is marked as one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 from lockstep import index
 from lockstep.run import runs_root
 from lockstep.study.plan import Cell, Item, Planned
+from lockstep.units import counted
 
-# Images per second of one core, where nothing was measured: 2 cores of an AMD EPYC (Zen 3) virtual machine, rounded down.
+# Images per second of one core, if nothing was measured: 2 cores of an AMD EPYC (Zen 3) virtual machine, rounded down.
 GUESS = {"mnist-convnet": 10_000.0, "tied-conv": 500.0, "cifar-vgg": 100.0}
 GUESS_OTHER = 300.0
 # From the command to the first step and back: interpreter, torch, data, process group.
@@ -22,7 +23,7 @@ RECENT = 20
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds of one run of a cell, and what that rests on."""
+    """Seconds of one run of a cell, and the basis of the estimate."""
 
     seconds: float
     basis: str
@@ -51,7 +52,7 @@ def _other(cell: Cell, rows: Sequence[dict[str, Any]]) -> Estimate:
     alike = [row for row in rows if row["model"] == cell.recipe.model and row.get("threads")][-RECENT:]
     if alike:
         per_core = statistics.median(row["images_per_second"] / (row["ranks"] * row["threads"]) for row in alike)
-        basis = f"{len(alike)} earlier run(s) of {cell.recipe.model}"
+        basis = f"{counted(len(alike), 'earlier run')} of {cell.recipe.model}"
     else:
         per_core, basis = GUESS.get(cell.recipe.model, GUESS_OTHER), "a guess"
     plan = cell.plan
@@ -64,12 +65,3 @@ def _other(cell: Cell, rows: Sequence[dict[str, Any]]) -> Estimate:
 def left(items: Sequence[Item], cells: dict[str, Estimate]) -> float:
     """Seconds of all these runs, one after the other."""
     return sum(cells[item.cell].seconds for item in items)
-
-
-def clock(seconds: float) -> str:
-    """For people: 40 s, 12 min, 3.5 h, 3.0 days."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds >= 172_800:
-        return f"{seconds / 86_400:.1f} days"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

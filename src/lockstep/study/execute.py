@@ -1,4 +1,4 @@
-"""Running a study: one run at a time, each in its own processes; stopped or killed at any moment, it goes on where it was."""
+"""Running a study: one run at a time, each in its own processes; stopped or killed at any moment, it resumes where it was."""
 
 from __future__ import annotations
 
@@ -9,22 +9,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from lockstep.errors import InputError, RunCancelled, RunFailed
 from lockstep.launch import execute
-from lockstep.launch.slurm import allocation
+from lockstep.launch.slurm.launcher import allocation
 from lockstep.launch.supervise import Progress
 from lockstep.run import Options, Part, Run, Spec
 from lockstep.study import blocks, estimate
 from lockstep.study.folder import StudyFolder
 from lockstep.study.plan import Item, PlanChanged, Planned, outcome, prepared
+from lockstep.units import clock, counted
 
-# A cell that failed so often and never succeeded is not tried again: it would fail again.
+# A cell that failed this often and never succeeded is not tried again: it would fail again.
 GIVE_UP_AFTER = 2
 
 
 @dataclass
 class Step:
-    """Where the study is, for whoever shows it."""
+    """The progress of the study, for display."""
 
     item: Item
     number: int
@@ -33,7 +36,7 @@ class Step:
 
 
 class Watcher:
-    """Is told what happens; this one says nothing."""
+    """Receives events; this one ignores them."""
 
     def begins(self, step: Step) -> Progress | None:
         return None
@@ -47,7 +50,7 @@ class Watcher:
 
 @dataclass
 class Session:
-    """One call of `run`: what it was given, and what it knows by now."""
+    """One call of `run`: its arguments and its state."""
 
     folder: StudyFolder
     planned: Planned
@@ -65,6 +68,10 @@ class Session:
         return [
             item for item in self.planned.items if self.states[item.digest] == "to do" and not self.given_up(item.cell)
         ]
+
+    def step(self, item: Item, left_seconds: float = 0.0) -> Step:
+        done = sum(state != "to do" for state in self.states.values())
+        return Step(item, done + 1, len(self.planned.items), left_seconds)
 
     def given_up(self, cell: str) -> bool:
         states = [self.states[item.digest] for item in self.planned.items if item.cell == cell]
@@ -97,7 +104,7 @@ def run(
 
 
 def _look(session: Session, again: bool) -> None:
-    """What is there already: of the runs that this study has started, how each ended by its own folder (the log may be behind it)."""
+    """How each run that this study has started ended, according to its own folder (the log may lag behind)."""
     there = session.folder.runs_of(session.planned.items)
     for item in session.planned.items:
         state = outcome(there.get(item.digest), again)
@@ -114,7 +121,7 @@ def _look(session: Session, again: bool) -> None:
         repeats = sorted({item.repeat + 1 for item in again_too})
         session.watcher.says(
             f"repeat {', '.join(map(str, repeats))} has runs to do, and its others ended more than {blocks.APART_S / 60:.0f} minutes ago: "
-            f"{len(again_too)} finished run(s) are run again with them, because times are compared within minutes"
+            f"{counted(len(again_too), 'finished run')} of it will be made again, because times are compared within minutes"
         )
     digests = set(session.states)
     session.spent = sum(r["ended"] - r["began"] for r in session.folder.records() if r.get("digest") in digests)
@@ -128,10 +135,7 @@ def _one_by_one(session: Session, elsewhere: set[str]) -> None:
         seconds = estimate.of_cells(session.planned, session.folder.records(), session.runs)
         if _budget_is_spent(session, seconds[items[0].cell].seconds):
             return
-        total = len(session.planned.items)
-        done = sum(state != "to do" for state in session.states.values())
-        step = Step(items[0], done + 1, total, estimate.left(items, seconds))
-        _one(session, step)
+        _one(session, session.step(items[0], estimate.left(items, seconds)))
 
 
 def _budget_is_spent(session: Session, next_s: float) -> bool:
@@ -139,14 +143,14 @@ def _budget_is_spent(session: Session, next_s: float) -> bool:
     if budget is None or session.spent + next_s <= 60 * budget:
         return False
     session.watcher.says(
-        f"budget_minutes={budget:g} is used up ({estimate.clock(session.spent)} so far, the next run takes about "
-        f"{estimate.clock(next_s)}): the rest is left; raise it and run the study again to go on"
+        f"budget_minutes={budget:g} is used up ({clock(session.spent)} so far, the next run takes about "
+        f"{clock(next_s)}): the rest is left; raise it and run the study again to go on"
     )
     return True
 
 
 def begin(session: Session, item: Item) -> tuple[Run, Spec]:
-    """A run that is about to start, as planned; its study knows it from before it is one."""
+    """A planned run that is about to start; its study knows its name before the run exists."""
     part = Part(study=session.folder.name, cell=item.cell, block=item.repeat)
     known = partial(session.folder.begins, item)
     return prepared(session.planned, item, session.options, session.runs, part, known)
@@ -155,7 +159,7 @@ def begin(session: Session, item: Item) -> tuple[Run, Spec]:
 def _one(session: Session, step: Step) -> None:
     """One run, with an account of where the time beside training went."""
     item, began = step.item, session.clock()
-    record: dict[str, Any] = {"cell": item.cell, "repeat": item.repeat, "seed": item.seed, "digest": item.digest}
+    record: dict[str, Any] = msgspec.to_builtins(item)
     progress = session.watcher.begins(step)
     try:
         run, spec = begin(session, item)
@@ -173,7 +177,7 @@ def _one(session: Session, step: Step) -> None:
 
 
 def keep(session: Session, step: Step, record: dict[str, Any]) -> None:
-    """Note down how a run ended."""
+    """Record how a run ended."""
     session.folder.log(record)
     session.states[step.item.digest] = record["state"]
     session.spent += record["ended"] - record["began"]

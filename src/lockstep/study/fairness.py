@@ -1,61 +1,40 @@
-"""What makes a comparison unfair, found in the runs themselves and said in words."""
+"""What makes a comparison unfair, found in the runs themselves, as sentences."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from lockstep.placement import changes_mathematics, unknown_mathematics
-from lockstep.study.file import flatten
-from lockstep.study.measures import Sample
+from lockstep.settings import dotted
+from lockstep.study.gather import Sample
+from lockstep.text import some
+from lockstep.units import counted
 
 Cells = Mapping[str, Sequence[Sample]]
 """The finished runs of each cell that has any."""
 
 
 def notes(cells: Cells) -> list[str]:
-    """Everything that a reader of the table has to know, the weightiest first."""
+    """Everything that a reader of the table has to know, the most important first."""
     cells = {name: runs for name, runs in cells.items() if runs}
     if not cells:
         return []
-    checks = (_disagreement, _mathematics, _batch, _tests, _order, _images, _threads, _machines)
+    checks = (_disagreement, _mathematics, _batch, _seeds, _differing)
     return [note for check in checks for note in check(cells)]
 
 
 def what_differs(cell: Sequence[Sample], baseline: Sequence[Sample]) -> list[str]:
-    """The recipe keys that differ, the seed apart: not empty means another computation. Placement keys do not count."""
-    ours, theirs = (flatten(msgspec.to_builtins(runs[0].spec.recipe)) for runs in (cell, baseline))
+    """The recipe keys that differ, except the seed; if any do, the computation differs. Placement keys do not count."""
+    ours, theirs = dotted(cell[0].spec.recipe), dotted(baseline[0].spec.recipe)
     keys = sorted(ours.keys() | theirs.keys())
     return [key for key in keys if key != "seed" and ours.get(key) != theirs.get(key)]
-
-
-def _groups(cells: Cells, of: Callable[[Sample], Any]) -> dict[Any, list[str]]:
-    """Which cells have which value."""
-    found: dict[Any, list[str]] = {}
-    for name, runs in cells.items():
-        for each in runs:
-            names = found.setdefault(of(each), [])
-            if name not in names:
-                names.append(name)
-    return found
-
-
-def _said(groups: Mapping[Any, Sequence[str]], unit: str = "") -> str:
-    """32 in 'a', 64 in 'b'."""
-    return ", ".join(f"{value}{unit} in {_some(names)}" for value, names in groups.items())
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(f"'{name}'" for name in names[:2])
-    return shown + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 
 def _disagreement(cells: Cells) -> list[str]:
     wrong = [name for name, runs in cells.items() if any(run.summary.get("ranks_agree") is False for run in runs)]
     return [
-        f"the exchange of {_some([name])} did nothing, or not enough: its ranks ended with different weights, so its times and "
+        f"the exchange of {some([name])} did nothing, or not enough: its ranks ended with different weights, so its times and "
         "accuracies are not those of one model"
         for name in wrong
     ]
@@ -90,7 +69,7 @@ def _batch(cells: Cells) -> list[str]:
     first = next(iter(cells.values()))[0].spec.plan
     share = first.global_batch // first.ranks
     grown = ", ".join(
-        f"{ranks} rank{'s' if ranks > 1 else ''}: {_numbers(found)}" for ranks, found in sorted(by_ranks.items())
+        f"{counted(ranks, 'rank')}: {'/'.join(map(str, sorted(found)))}" for ranks, found in sorted(by_ranks.items())
     )
     if "keep" not in rules:
         return [
@@ -103,63 +82,54 @@ def _batch(cells: Cells) -> list[str]:
     ]
 
 
-def _numbers(found: set[int]) -> str:
-    return "/".join(str(number) for number in sorted(found))
-
-
-def _tests(cells: Cells) -> list[str]:
-    groups = _groups(cells, lambda run: run.summary.get("test_samples"))
-    if len(groups) < 2:
-        return []
-    return [f"accuracies are of different test sets: {_said(groups, ' samples')}: state the same test_limit"]
-
-
-def _order(cells: Cells) -> list[str]:
-    def order(run: Sample) -> str:
-        recipe, plan = run.spec.recipe, run.spec.plan
-        return f"{recipe.data}, {'shuffled' if recipe.shuffle else 'in file order'}, first {plan.train_samples:,}"
-
-    found = []
-    groups = _groups(cells, order)
-    if len(groups) > 1:
-        found.append(f"cells train on different data or in a different order: {_said(groups)}")
+def _seeds(cells: Cells) -> list[str]:
     seeds = {name: frozenset(run.seed for run in runs) for name, runs in cells.items()}
-    if len(set(seeds.values())) > 1:
-        found.append(
-            "cells have different seeds ("
-            + "; ".join(f"'{name}': {', '.join(map(str, sorted(s)))}" for name, s in list(seeds.items())[:3])
-            + "): weights and order differ, and only runs with the same seed are compared"
-        )
-    return found
-
-
-def _images(cells: Cells) -> list[str]:
-    groups = _groups(cells, lambda run: run.summary.get("train_images"))
-    if len(groups) < 2:
+    if len(set(seeds.values())) < 2:
         return []
+    some = "; ".join(f"'{name}': {', '.join(map(str, sorted(found)))}" for name, found in list(seeds.items())[:3])
     return [
-        f"cells trained different numbers of images ({_said(groups)}): compare images/s, or time to the target, not seconds"
+        f"cells have different seeds ({some}): weights and order differ, and only runs with the same seed are compared"
     ]
 
 
-def _threads(cells: Cells) -> list[str]:
-    groups = _groups(cells, lambda run: run.cores)
-    if len(groups) < 2:
-        return []
-    return [
-        f"cells hold different numbers of cores ({_said(groups)}): speed-up is more cores at work; efficiency and core-seconds count them"
-    ]
+def _data(run: Sample) -> str:
+    recipe, plan = run.spec.recipe, run.spec.plan
+    return f"{recipe.data}, {'shuffled' if recipe.shuffle else 'in file order'}, first {plan.train_samples:,}"
 
 
-def _machines(cells: Cells) -> list[str]:
+def _on(key: str) -> Callable[[Sample], Any]:
+    return lambda run: run.run.environment().get(key)
+
+
+# What has to be the same in all cells, and what to say where it is not: {} stands for which cell has what.
+SAME: tuple[tuple[Callable[[Sample], Any], str], ...] = (
+    (
+        lambda run: f"{run.summary.get('test_samples')} samples",
+        "accuracies are of different test sets: {}: state the same test_limit",
+    ),
+    (_data, "cells train on different data or in a different order: {}"),
+    (
+        lambda run: run.summary.get("train_images"),
+        "cells trained different numbers of images ({}): compare images/s, or time to the target, not seconds",
+    ),
+    (
+        lambda run: run.run.cores,
+        "cells hold different numbers of cores ({}): speed-up is more cores at work; efficiency and core-seconds count them",
+    ),
+    (_on("host"), "runs come from different machines: {}"),
+    (_on("cpu"), "runs come from different processors: {}"),
+    (_on("torch"), "runs come from different versions of torch: {}"),
+    (_on("lockstep"), "runs come from different versions of Lockstep: {}"),
+)
+
+
+def _differing(cells: Cells) -> list[str]:
     found = []
-    for key, what in (
-        ("host", "machines"),
-        ("cpu", "processors"),
-        ("torch", "versions of torch"),
-        ("lockstep", "versions of Lockstep"),
-    ):
-        groups = _groups(cells, lambda run, key=key: run.environment.get(key))  # type: ignore[misc]
+    for of, sentence in SAME:
+        groups: dict[Any, list[str]] = {}
+        for name, runs in cells.items():
+            for value in dict.fromkeys(map(of, runs)):
+                groups.setdefault(value, []).append(name)
         if len(groups) > 1:
-            found.append(f"runs come from different {what}: {_said(groups)}")
+            found.append(sentence.format(", ".join(f"{value} in {some(names)}" for value, names in groups.items())))
     return found

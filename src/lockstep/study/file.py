@@ -25,7 +25,6 @@ train_limit = 6000
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -37,9 +36,9 @@ from lockstep import toml
 from lockstep.errors import InputError
 from lockstep.placement import Placement
 from lockstep.recipe import Recipe
+from lockstep.settings import changed, parse_value, reword
 from lockstep.settings import flatten as dotted
-from lockstep.settings import parse_value, reword
-from lockstep.study.definition import Keys, Study, check
+from lockstep.study.definition import Keys, Study, check, nearest
 
 _TABLES = ("recipe", "placement", "factors", "cells", "quick", "published")
 _MANY_CELLS = 10_000
@@ -60,21 +59,14 @@ def make(
     >>> list(study.all_cells())
     ['ranks=1', 'ranks=2']
     """
-    base = {**_changed(recipe or Recipe(), Recipe()), **_changed(placement or Placement(), Placement())}
-    content: Keys = {"recipe": {}, "factors": dict(factors or {}), "cells": dict(cells or {}), **more}
-    return from_tree({**content, "recipe": base}, name)
-
-
-def _changed(settings: msgspec.Struct, default: msgspec.Struct) -> Keys:
-    """The keys that are not at their default, dotted."""
-    there, usual = (flatten(msgspec.to_builtins(struct)) for struct in (settings, default))
-    return {key: value for key, value in there.items() if key not in usual or usual[key] != value}
+    base = changed(recipe or Recipe(), placement or Placement())
+    return from_tree({**more, "recipe": base, "factors": dict(factors or {}), "cells": dict(cells or {})}, name)
 
 
 def read(path: Path) -> Study:
     """A study from its TOML file."""
     content = toml.read(path, "study file")
-    # A recipe file is named as seen from the study file.
+    # A recipe file is named relative to the study file.
     if isinstance(content.get("files"), list):
         content["files"] = [str(path.parent / str(file)) for file in content["files"]]
     try:
@@ -89,10 +81,7 @@ def from_tree(content: Mapping[str, Any], name: str) -> Study:
     known = [*Study.__struct_fields__, *_TABLES]
     for key in tree:
         if key not in known or key == "base":
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = (
-                f"did you mean '{near[0]}'?" if near else "recipe keys stand in [recipe], placement keys in [placement]"
-            )
+            hint = nearest(key, known, "recipe keys stand in [recipe], placement keys in [placement]")
             raise InputError(f"unknown study key '{key}': {hint}")
     for key in _TABLES:
         if key != "published" and not isinstance(tree.get(key, {}), dict):
@@ -100,11 +89,14 @@ def from_tree(content: Mapping[str, Any], name: str) -> Study:
     base = {**flatten(tree.pop("recipe", {})), **flatten(tree.pop("placement", {}))}
     tree |= {"base": base, "factors": _factors(tree.get("factors", {})), "quick": flatten(tree.get("quick", {}))}
     tree["cells"] = {cell: _keys(cell, keys) for cell, keys in tree.get("cells", {}).items()}
+    return check(_study(tree))
+
+
+def _study(tree: Keys) -> Study:
     try:
-        study = msgspec.convert(tree, Study)
+        return msgspec.convert(tree, Study)
     except msgspec.ValidationError as error:
         raise InputError(f"study '{tree['name']}': {reword(str(error), tree)}") from None
-    return check(study)
 
 
 def _factors(tree: Keys) -> dict[str, dict[str, Keys]]:
@@ -150,7 +142,7 @@ def flatten(tree: Mapping[str, Any]) -> Keys:
 
 
 def with_words(study: Study, words: Iterable[str], quick: bool = False, repeats: int | None = None) -> Study:
-    """--quick, then key=value words, then --repeats, over a study."""
+    """Apply --quick, then key=value arguments, then --repeats to a study."""
     changes: Keys = dict(study.quick) if quick else {}
     if quick and not changes:
         raise InputError(f"study '{study.name}' has no [quick] table: leave out --quick, or change keys as words")
@@ -183,16 +175,10 @@ def _change(study: Study, changes: Keys) -> Study:
         else:
             base[key] = value
     tree = {**msgspec.to_builtins(study), **own, "base": base, "factors": factors}
-    # Where words took levels away, what was said about those cells goes with them.
-    try:
-        cells = msgspec.convert({**tree, "published": [], "baseline": None}, Study).all_cells()
-    except msgspec.ValidationError as error:
-        raise InputError(f"study '{study.name}': {reword(str(error), tree)}") from None
+    # If arguments removed levels, remarks about those cells are removed too.
+    cells = _study(tree).all_cells()
     if "baseline" not in own and study.baseline not in cells:
         tree["baseline"] = None
     for published in tree["published"]:
         published["claims"] = [c for c in published["claims"] if c["more"] in cells and c["less"] in cells]
-    try:
-        return msgspec.convert(tree, Study)
-    except msgspec.ValidationError as error:
-        raise InputError(f"study '{study.name}': {reword(str(error), tree)}") from None
+    return _study(tree)

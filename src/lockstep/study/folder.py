@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import itertools
-import os
 import statistics
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,8 @@ import msgspec
 
 from lockstep import shapes
 from lockstep.errors import InputError
+from lockstep.files import Held, locked
+from lockstep.metrics import METRICS
 from lockstep.reading import Damaged, exists, is_file, read_records
 from lockstep.run import Run, append_line, folder_error, read_struct, runs_root, write_atomic
 from lockstep.study.plan import Item, Planned
@@ -32,7 +32,7 @@ class StudyFolder:
 
     @classmethod
     def of(cls, name: str, runs: Path | None, quick: bool = False, words: tuple[str, ...] = ()) -> StudyFolder:
-        """A variant (--quick, key=value words) has a folder of its own, so that it does not hide the study itself."""
+        """A variant (--quick, key=value arguments) has its own folder, so that it does not hide the study itself."""
         suffix = "-quick" if quick else ""
         if words:
             suffix += "-" + hashlib.sha256(" ".join(sorted(words)).encode()).hexdigest()[:6]
@@ -40,7 +40,7 @@ class StudyFolder:
 
     @classmethod
     def find(cls, name: str, runs: Path | None) -> StudyFolder | None:
-        """By its name, by a path, or 'last'; None where there is no such study."""
+        """Find a study by its name, by a path, or 'last'; None if there is no such study."""
         if is_file(Path(name) / "study.json"):
             return cls(Path(name))
         there = list_studies(runs)
@@ -61,7 +61,7 @@ class StudyFolder:
     def changed(self) -> float:
         try:
             return (self.path / "study.json").stat().st_mtime
-        except OSError:  # a link that leads nowhere, or it has just gone
+        except OSError:  # a dangling link, or it was just removed
             return 0.0
 
     def write(self, planned: Planned) -> None:
@@ -72,7 +72,14 @@ class StudyFolder:
             raise folder_error(self.path, error) from None
 
     def read(self) -> Planned:
-        return read_struct(self.path / "study.json", Planned, "study")
+        planned = read_struct(self.path / "study.json", Planned, "study")
+        claims = [claim.metric for published in planned.study.published for claim in published.claims]
+        for metric in (*planned.study.metrics, *claims):
+            if metric not in METRICS:
+                raise Damaged(
+                    f"study {self.name} is damaged, or of another version of Lockstep: no such metric '{metric}'"
+                )
+        return planned
 
     def log(self, record: dict[str, Any]) -> None:
         append_line(self.path / "log.jsonl", record)
@@ -89,14 +96,14 @@ class StudyFolder:
 
     def begins(self, item: Item, run: str) -> None:
         """Noted before the run's folder is made, so that no kill leaves a run that its study does not know."""
-        self.log({"cell": item.cell, "repeat": item.repeat, "digest": item.digest, "run": run})
+        self.log({**msgspec.to_builtins(item), "run": run})
 
     def started(self) -> dict[str, list[str]]:
         """The names of the runs that this study has started, in the order of time, by digest."""
         found: dict[str, list[str]] = {}
         for line in self._lines():
             name, names = str(line.get("run") or ""), found.setdefault(str(line.get("digest")), [])
-            # A run is a folder beside the studies: a name that leads elsewhere is none of ours.
+            # A run is a folder beside the studies: a name that leads elsewhere is ignored.
             if name and name == Path(name).name and name not in names:
                 names.append(name)
         return found
@@ -112,7 +119,7 @@ class StudyFolder:
         return found
 
     def damaged_of(self, items: Iterable[Item]) -> dict[str, list[str]]:
-        """By cell: the runs that do not even say what they are, each with the reason. They are left out everywhere, and named."""
+        """By cell: the runs without a readable spec, each with the reason. They are left out everywhere, and named."""
         started = self.started()
         found: dict[str, list[str]] = {}
         for item in items:
@@ -128,22 +135,15 @@ class StudyFolder:
     @contextmanager
     def held(self) -> Iterator[None]:
         """One process at a time runs a study; the lock goes with the process, however it ends."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            file = (self.path / "lock").open("a+")
-        except OSError as error:
-            raise folder_error(self.path, error) from None
-        with file:
+        with ExitStack() as stack:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                file.seek(0)
+                stack.enter_context(locked(self.path / "lock", "running this study", wait=False))
+            except OSError as error:
+                raise folder_error(self.path, error) from None
+            except Held as error:
                 raise InputError(
-                    f"study '{self.name}' is being run by process {file.read().strip() or 'unknown'}: wait for it, or stop it with Ctrl-C"
+                    f"study '{self.name}' is being run by {error}: wait for it, or stop it with Ctrl-C"
                 ) from None
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
             yield
 
 
@@ -159,7 +159,7 @@ def list_studies(runs: Path | None) -> list[StudyFolder]:
     """Every study that was begun here, by name."""
     room = runs_root(runs) / ROOM
     try:
-        # A name that is not UTF-8 is none of ours: it could be written into no document.
+        # A name that is not UTF-8 is not ours: it could not be written into any document.
         names = sorted(path.name for path in room.iterdir() if is_text(path.name) and exists(path / "study.json"))
     except OSError:
         return []
@@ -167,7 +167,7 @@ def list_studies(runs: Path | None) -> list[StudyFolder]:
 
 
 def overheads(records: list[dict[str, Any]]) -> dict[str, float] | None:
-    """The middle of what was spent around the runs, in seconds, and where."""
+    """The median seconds spent around a run, by cause."""
     done = [record for record in records if {"prepare_s", "start_s", "finish_s"} <= record.keys()]
     if not done:
         return None

@@ -5,19 +5,44 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from lockstep import index
-from lockstep.reading import Damaged, is_file
-from lockstep.run import DAMAGED, Run
+from lockstep.measure.view import RunView, view
+from lockstep.reading import Damaged
+from lockstep.run import DAMAGED, Run, Spec
+from lockstep.settings import dotted
 from lockstep.study.blocks import sittings
-from lockstep.study.file import flatten
 from lockstep.study.folder import StudyFolder
-from lockstep.study.measures import Sample, sample
 from lockstep.study.plan import Planned
+
+
+@dataclass
+class Sample:
+    """One run of a cell. `pair` says with which run of another cell it is compared: the one of the same block."""
+
+    pair: Any
+    run: RunView
+
+    @property
+    def spec(self) -> Spec:
+        return self.run.spec()
+
+    @property
+    def seed(self) -> int:
+        return self.spec.recipe.seed
+
+    @property
+    def state(self) -> str:
+        return self.run.state
+
+    @property
+    def cause(self) -> str:
+        return self.run.cause
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Of a run that is done."""
+        return (self.run.summary() or {}) if self.state == "done" else {}
 
 
 @dataclass
@@ -29,7 +54,7 @@ class Group:
     planned: int = 0
     left_out: str | None = None
     unstarted: list[str] = field(default_factory=list)
-    """Why repeats came to nothing before there was a run folder (no network for emulated hosts, a full disk)."""
+    """Why repeats failed before there was a run folder (no network for emulated hosts, a full disk)."""
 
     @property
     def done(self) -> list[Sample]:
@@ -50,21 +75,6 @@ def _why(found: Sample) -> str:
     return f"damaged: {found.cause}" if found.state == DAMAGED else found.cause
 
 
-def named(names: Sequence[str], root: Path) -> list[Run]:
-    """Runs as `Run.find` finds them; where there are thousands, their folders are listed once for all names."""
-    ids: list[str] | None = None
-    found = []
-    for name in names:
-        if is_file(Path(name) / "run.json"):
-            found.append(Run(Path(name)))
-            continue
-        ids = [row["id"] for row in index.rows(root)] if ids is None else ids
-        matches = [name] if name in ids else [each for each in ids if each.startswith(name) and name != "last"]
-        # 'last', none and several: the same answers and errors as everywhere.
-        found.append(Run(root / matches[0]) if len(matches) == 1 else Run.find(name, root))
-    return found
-
-
 def of_study(folder: StudyFolder, planned: Planned) -> list[Group]:
     """Every cell of the study with the runs it has by now."""
     there = folder.runs_of(planned.items)
@@ -76,14 +86,14 @@ def of_study(folder: StudyFolder, planned: Planned) -> list[Group]:
     for item in planned.items:
         groups[item.cell].planned += 1
         if item.digest in there:
-            groups[item.cell].samples.append(sample(there[item.digest], blocks[item.digest]))
+            groups[item.cell].samples.append(Sample(blocks[item.digest], view(there[item.digest])))
         elif item.digest in causes:
             groups[item.cell].unstarted.append(causes[item.digest])
     return list(groups.values())
 
 
 def of_runs(runs: Sequence[Run]) -> list[Group]:
-    """Runs that compute the same in the same place, seed apart, are repeats of one cell; named by what tells it from the others."""
+    """Runs that differ only in their seed are repeats of one cell, which is named by the keys that differ between cells."""
     found: dict[str, Group] = {}
     keys: dict[str, dict[str, Any]] = {}
     for run in {run.folder.absolute(): run for run in runs}.values():
@@ -94,13 +104,13 @@ def of_runs(runs: Sequence[Run]) -> list[Group]:
                 raise
             found[run.id] = Group(run.id, planned=1, unstarted=[str(error)])
             continue
-        content = flatten(msgspec.to_builtins({"recipe": spec.recipe, "placement": spec.placement}))
+        content = dotted(spec.recipe, spec.placement)
         seed = content.pop("seed")
         name = json.dumps(content, sort_keys=True)
         keys[name] = content
         group = found.setdefault(name, Group(name))
         earlier = sum(each.seed == seed for each in group.samples)
-        group.samples.append(sample(run, (seed, earlier)))
+        group.samples.append(Sample((seed, earlier), view(run)))
         group.planned += 1
     labels = _labels(keys)
     for name, label in labels.items():
@@ -109,7 +119,7 @@ def of_runs(runs: Sequence[Run]) -> list[Group]:
 
 
 def _labels(keys: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """ranks=1 and ranks=2: the keys that differ between the cells, and no others."""
+    """Names such as ranks=1 and ranks=2: only the keys that differ between the cells."""
     every = sorted({key for content in keys.values() for key in content})
     differing = [key for key in every if len({json.dumps(content.get(key)) for content in keys.values()}) > 1]
     return {

@@ -1,7 +1,7 @@
 """From a study to its runs: every cell checked on this machine, every repeat given an identity, all in a fair order.
 
-A run is known by a hash of all that it computes and where, so what the study has run once is not run again until that changes. Runs of other
-studies are never taken over: they were made at another time, and times are compared within minutes.
+A run is identified by a hash of its recipe and placement, so a finished run is not repeated until one of these changes. Runs of other
+studies are never reused: they were made at another time, and times are compared within minutes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import msgspec
 
 from lockstep.errors import InputError
 from lockstep.placement import Placement, Plan, one_command_per_host
+from lockstep.plugins import source_digest
 from lockstep.recipe import Recipe
 from lockstep.run import DAMAGED, Options, Part, Run, Spec
 from lockstep.study.definition import Study
@@ -49,7 +50,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     study: Study
     cells: list[Cell]
     items: list[Item]
-    """In the order they are run."""
+    """In the order in which they run."""
 
     def __post_init__(self) -> None:
         missing = {item.cell for item in self.items} - {cell.name for cell in self.cells}
@@ -61,7 +62,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan(study: Study, options: Options | None = None, runs: Path | None = None) -> Planned:
-    """Check every cell, and put all runs in their order. A cell that cannot run here is left out, and says why."""
+    """Check every cell, and order all runs. A cell that cannot run here is left out, with the reason."""
     cells = [_cell(study, name, options, runs) for name in study.all_cells()]
     able = [cell for cell in cells if cell.left_out is None]
     if not able:
@@ -69,14 +70,14 @@ def plan(study: Study, options: Options | None = None, runs: Path | None = None)
     items = []
     for repeat in range(study.repeats):
         block = _block(study, able, repeat)
-        # The order within a block is drawn, so no cell always comes first; drawn from the names, so a resumed study has it again.
+        # The order within a block is random, so no cell always comes first; seeded by the names, so a resumed study has the same order.
         random.Random(f"{study.name} {repeat}").shuffle(block)
         items += block
     return Planned(study=study, cells=cells, items=items)
 
 
 def _cell(study: Study, name: str, options: Options | None, runs: Path | None) -> Cell:
-    from lockstep.launch import specify  # half a second of imports, which reading a study does without
+    from lockstep.launch import specify  # half a second of imports that reading a study does not need
 
     recipe, placement = study.settings(name, study.seed_of(name, 0))
     try:
@@ -104,15 +105,9 @@ def _block(study: Study, cells: list[Cell], repeat: int) -> list[Item]:
 
 def _content(cell: Cell, seed: int) -> str:
     recipe = msgspec.structs.replace(cell.recipe, seed=seed)
-    own = [_file_hash(name) for name in (recipe.model, recipe.data, cell.placement.strategy)]
+    # When a user's own file changes, the recipe has changed.
+    own = [source_digest(name) or "" for name in (recipe.model, recipe.data, cell.placement.strategy)]
     return json.dumps(msgspec.to_builtins([recipe, cell.placement, cell.plan, own]), sort_keys=True)
-
-
-def _file_hash(name: str) -> str:
-    """Of a user's own file: when it changes, the recipe has changed."""
-    where, colon, _ = name.rpartition(":")
-    path = Path(where)
-    return hashlib.sha256(path.read_bytes()).hexdigest() if colon and where.endswith(".py") and path.is_file() else ""
 
 
 class PlanChanged(InputError):
@@ -127,7 +122,7 @@ def prepared(
     part: Part | None = None,
     known: Callable[[str], None] | None = None,
 ) -> tuple[Run, Spec]:
-    """The run and its spec, worked out anew; it must still be what was planned, or its identity would be a lie.
+    """The run and its spec, resolved again; it must still be what was planned, or its identity would be wrong.
 
     `known` is told the run's name before its folder becomes a run, so that no kill leaves one that its study does not know.
     """
@@ -150,18 +145,21 @@ def prepared(
 
 
 def run_name(planned: Planned, item: Item) -> str:
-    """Sorts by time as every run's name does, and ends with the identity."""
-    plain = "".join(c if c.isalnum() else "-" for c in f"{planned.study.name}-{item.cell}").lower()
-    while "--" in plain:
-        plain = plain.replace("--", "-")
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{plain[:48].strip('-')}-{item.digest}"
+    """The run's name: it starts with the time, as every run's name does, and ends with the identity."""
+    name = plain(f"{planned.study.name}-{item.cell}")[:48].strip("-")
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{name}-{item.digest}"
+
+
+def plain(name: str) -> str:
+    """A name as it stands in the names of runs: letters and digits, with single hyphens between them."""
+    return "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split())
 
 
 def outcome(run: Run | None, again: bool = False) -> str:
     """done, failed (a result too), busy, or to do: nothing there yet, or it was stopped or killed on its way."""
     if run is None:
         return "to do"
-    # How it ended is what its folder says: that one is silent, or its watcher gone, is a judgement of this moment.
+    # Only the recorded end counts: that a rank is silent, or the supervisor gone, is inferred at this moment.
     recorded, now = run.recorded_status()["state"], run.status()["state"]
     if now == DAMAGED:
         return "to do"

@@ -1,4 +1,4 @@
-"""Whether the machine held still: noisy, drifting, or slow at first; with advice. Judged over all cells of a study together."""
+"""Whether the machine was quiet, noisy, drifting, or slow at first, with advice. Judged over all cells of a study together."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Run to run: below 2 % is quiet, above 5 % small differences drown.
+# Spread from run to run: below 2 % is quiet; above 5 % small differences cannot be seen.
 QUIET, NOISY = 0.02, 0.05
-# Over the whole study: what is worth a word, and how sure one must be of it (Kendall's z: one false alarm in 100).
+# Over the whole study: the smallest drift worth reporting, and its significance (z of the Mann-Kendall test: one false alarm in 100).
 DRIFT, DRIFT_Z = 0.03, 2.58
 FIRST_SLOW, FIRST_SPREADS = 0.05, 5.0
-# With fewer runs than this nothing is said of drift and of the first run.
+# With fewer runs than this, drift and a slow first run are not judged.
 ENOUGH = 6
 
 
@@ -31,23 +31,23 @@ class Stability:
 
     verdict: str
     spread: float | None
-    """Typical deviation of a run from its cell's middle, as a share (1.48 x the median deviation)."""
+    """Typical deviation of a run from its cell's median, as a share (1.48 x the median absolute deviation)."""
     drift: float | None
-    """Change from the first run to the last, as a share, by the median slope."""
+    """Change from the first run to the last, as a share, by the Theil-Sen slope."""
     first: float | None
-    """How much slower the first run was than its cell's middle."""
+    """How much slower the first run was than its cell's median."""
     advice: list[str]
 
 
 def judge(runs: Sequence[Timed]) -> Stability:
     """From every run that finished, in any order."""
     ordered = sorted((run for run in runs if run.seconds > 0), key=lambda run: run.began)
-    middles = _middles(ordered)
-    rest = [math.log(run.seconds / middles[run.cell]) for run in ordered if run.cell in middles]
+    medians = _medians(ordered)
+    rest = [math.log(run.seconds / medians[run.cell]) for run in ordered if run.cell in medians]
     if len(rest) < 3:
         return Stability("too few runs to say", None, None, None, ["repeat each cell at least three times"])
-    # With n values a cell, deviations from their own median come out too small.
-    degrees = len(rest) / max(1, len(rest) - len(middles))
+    # With n values per cell, deviations from their own median are biased low.
+    degrees = len(rest) / max(1, len(rest) - len(medians))
     spread = 1.4826 * statistics.median(abs(value) for value in rest) * math.sqrt(degrees)
     first = math.expm1(rest[0])
     drift = _drift(rest) if len(rest) >= ENOUGH else None
@@ -67,15 +67,15 @@ def judge(runs: Sequence[Timed]) -> Stability:
     if len(rest) >= ENOUGH and first > max(FIRST_SLOW, FIRST_SPREADS * spread):
         found.append("first run slow")
         advice.append(
-            f"the first run took {first:.0%} more than its cell's middle (cold caches, first fetch): start once with --repeats 1, "
+            f"the first run took {first:.0%} more than its cell's median (cold caches, first fetch): start once with --repeats 1, "
             "or add a repeat"
         )
     verdict = ", ".join(found) or ("quiet" if spread <= QUIET else "fair")
     return Stability(verdict, spread, drift, first, advice)
 
 
-def _middles(runs: Sequence[Timed]) -> dict[str, float]:
-    """The middle of each cell that has more than one run."""
+def _medians(runs: Sequence[Timed]) -> dict[str, float]:
+    """The median of each cell that has more than one run."""
     cells: dict[str, list[float]] = {}
     for run in runs:
         cells.setdefault(run.cell, []).append(run.seconds)
@@ -83,10 +83,10 @@ def _middles(runs: Sequence[Timed]) -> dict[str, float]:
 
 
 def _drift(rest: Sequence[float]) -> float | None:
-    """The change from first to last where there is one: enough to matter, and more than chance makes (Kendall)."""
+    """The change from first to last (Theil-Sen slope), where it is large enough to matter and significant (Mann-Kendall trend test)."""
     n = len(rest)
     pairs = [(i, j) for i in range(n) for j in range(i + 1, n)]
-    agreement = sum((rest[j] > rest[i]) - (rest[j] < rest[i]) for i, j in pairs)
-    z = agreement / math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+    score = sum((rest[j] > rest[i]) - (rest[j] < rest[i]) for i, j in pairs)
+    z = score / math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
     change = math.expm1(statistics.median((rest[j] - rest[i]) / (j - i) for i, j in pairs) * (n - 1))
     return change if abs(z) > DRIFT_Z and abs(change) > DRIFT else None

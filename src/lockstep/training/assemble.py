@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -14,19 +11,16 @@ from torch import nn
 from lockstep import models, seeding
 from lockstep.data import DataSet, open_data
 from lockstep.data.batches import Batches
-from lockstep.measure.recorder import Recorder
 from lockstep.models import cautions, layers, memory
-from lockstep.parallel import group, strategies, zero
-from lockstep.parallel.ranks import Rank
-from lockstep.parallel.strategies import Strategy
 from lockstep.recipe import Recipe
 from lockstep.run import MODEL_NOTES, Run, Spec, write_atomic
 from lockstep.training import compiling, optimizers, resuming
 from lockstep.training.checkpoint import Position
-from lockstep.training.loop import Trainer
-from lockstep.training.optimizers import Optimizer
+from lockstep.training.context import Context
+from lockstep.training.loop import Loader, Trainer
 from lockstep.training.precision import Precision
-from lockstep.training.step import Stepper
+from lockstep.training.recipe_step import RecipeStep, TrainState
+from lockstep.training.session import Session
 from lockstep.training.stopping import Stopping
 
 if TYPE_CHECKING:
@@ -37,70 +31,52 @@ if TYPE_CHECKING:
 _TRIED = 11
 
 
-@dataclass
-class Assembly:
-    """What a rank trains with."""
-
-    model: nn.Module
-    stepper: Stepper
-    train: Batches
-    trainer: Trainer
-    compile_seconds: float
-
-
-def assemble(run: Run, spec: Spec, rank: Rank, device: torch.device) -> Assembly:
+def assemble(context: Context) -> Trainer:
     """Everything but the training itself. Collective where there are several ranks."""
-    recipe, placement, plan = spec.recipe, spec.placement, spec.plan
+    run, spec, rank, device = context.run, context.spec, context.rank, context.device
+    recipe, plan = spec.recipe, spec.plan
     data = open_set(run, spec)
-    train, test = train_batches(spec, data, device), test_batches(spec, data, device)
+    loader = Loader(train_batches(spec, data, device), test_batches(spec, data, device))
     precision = Precision(recipe, device)
     model = build_model(recipe, spec, data, device, precision)
     if rank.is_first:
-        _note_model(run, recipe, model, test, precision)
+        _note_model(run, recipe, model, loader.test, precision)
     # From here on each rank draws numbers of its own, where a model draws any.
     seeding.seed_all(recipe.seed, rank.rank)
-    qat = quantizer(recipe, model, test)
-    kept = resuming.find(run, spec)
-    position = kept.position if kept else Position()
-    if kept:
-        resuming.check_recipe(kept.recipe, recipe)
-        resuming.load_weights(kept, model)
-    before = resuming.steps_before(run, spec, kept)
-    recorder = Recorder(run, rank.rank, plan.total_steps, device, position.step - before, before, spec)
-    if rank.world > 1:
-        group.join(placement, rank, run.folder)
-    compile_seconds = compiling.compile_model(model, precision, placement, plan, data, rank) if recipe.compile else 0.0
-    strategy = strategies.build(placement.strategy, model, placement, device)
-    watch: Callable[[Any], None] | None = getattr(strategy, "watch", None)
-    if recorder.trace is not None and watch is not None:
-        watch(recorder.trace)
-    train.keyed = train.keyed or layers.needs_keys(model)
-    optimizer = build_optimizer(spec, model, strategy)
-    stepper = Stepper(
-        recipe, strategy, optimizer, train, plan, rank, recorder.clock, recorder.log, precision, position.step
-    )
+    qat = quantizer(recipe, model, loader.test)
+    checkpoint = resuming.find(run, spec)
+    position = checkpoint.position if checkpoint else Position()
+    if checkpoint:
+        resuming.check_recipe(checkpoint.recipe, recipe)
+        resuming.load_weights(checkpoint, model)
+    session = Session(context)
+    rows = None if spec.options.turns else plan.total_steps
+    session.join(rows, position, resuming.steps_before(run, spec, checkpoint))
+    compiled = compiling.compile_model(model, precision, spec.placement, plan, data, rank) if recipe.compile else 0.0
+    strategy = session.adopt(model)
+    state = TrainState(model, strategy, strategy.optimizer(partial(optimizers.build, recipe.optimizer)), precision)
+    loader.train.keyed = loader.train.keyed or layers.needs_keys(model)
+    step = RecipeStep(recipe, plan, rank, state, loader.train, session.recorder, position.step)
     if spec.options.proof:
         from lockstep.training.witness import Witness
 
-        stepper.witness = Witness(run, spec, rank, model, strategy, optimizer, precision)
+        step.witness = Witness(context, state)
     if qat:
         qat.start(position.step)
     stopping = Stopping(recipe.early_stopping)
-    if kept:
-        stopping = Stopping(recipe.early_stopping, kept.stopping, kept.best_weights, kept.recipe.early_stopping)
-        resuming.restore(kept, model, optimizer, precision, strategy, rank)
-        if rank.is_first and kept.run != run.folder:
-            resuming.carry_epochs(kept, run, plan.steps_per_epoch)
-    keep = resuming.keeper(run, spec, rank, model, optimizer, precision, strategy)
-    trainer = Trainer(
-        run, spec, rank, model, strategy, stepper, train, test, recorder, precision, stopping, position, keep, qat
-    )
-    return Assembly(model, stepper, train, trainer, compile_seconds)
+    if checkpoint:
+        stopping = Stopping(
+            recipe.early_stopping, checkpoint.stopping, checkpoint.best_weights, checkpoint.recipe.early_stopping
+        )
+        resuming.restore(checkpoint, state, rank)
+        if rank.is_first and checkpoint.run != run.folder:
+            resuming.carry_epochs(checkpoint, run, plan.steps_per_epoch)
+    save = resuming.saver(context, state)
+    return Trainer(session, state, step, loader, stopping, position.step, save, qat, compiled)
 
 
 def open_set(run: Run, spec: Spec) -> DataSet:
-    root = Path(spec.options.data_root) if spec.options.data_root else None
-    return open_data(spec.recipe.data, root, scratch=run.folder / "data", quiet=True)
+    return open_data(spec.recipe.data, spec.options.data_root, scratch=run.folder / "data", quiet=True)
 
 
 def train_batches(spec: Spec, data: DataSet, device: torch.device) -> Batches:
@@ -159,13 +135,3 @@ def quantizer(recipe: Recipe, model: nn.Module, batches: Batches) -> Qat | None:
     from lockstep.quantize import training
 
     return training.prepare(model, batches.take(0, 2)[0], recipe)
-
-
-def build_optimizer(spec: Spec, model: nn.Module, strategy: Strategy) -> Optimizer:
-    make = partial(optimizers.build, spec.recipe.optimizer)
-    own: Callable[[Any], Optimizer] | None = getattr(strategy, "optimizer", None)
-    if own is not None:  # a strategy that has divided the weights
-        return own(make)
-    if spec.placement.zero and spec.placement.ranks > 1:
-        return zero.build(make, list(model.parameters()))
-    return make(model.parameters())

@@ -21,12 +21,13 @@ import torch
 from torch import Tensor
 
 from lockstep.errors import InputError
+from lockstep.files import TEMPORARY, replacing
 from lockstep.recipe import NonNegative, Recipe
-from lockstep.run import CHECKPOINTS, Run, folder_error, read_json, write_atomic
+from lockstep.run import CHECKPOINTS, Run, read_json, write_atomic, writing
+from lockstep.training.progress import Sums, Totals
 from lockstep.training.stopping import Standing
-from lockstep.training.sums import Sums, Totals
 
-FORMAT = 2
+FORMAT = 3
 BEST = "best"
 
 
@@ -77,8 +78,10 @@ class Keeper:
         """One rank calls it."""
         step = checkpoint.position.step
         name = f"step-{step:08d}"
-        try:
+        with writing(self._run.folder):
             self._folder.mkdir(exist_ok=True)
+            for unfinished in self._folder.glob(TEMPORARY):  # of a run that was killed while it wrote
+                unfinished.unlink()
             digest = save_whole(self._folder / f"{name}.pt", {"format": FORMAT, **_plain(checkpoint)})
             about = {"format": FORMAT, "sha256": digest, "steps": step, **about}
             write_atomic(self._folder / f"{name}.json", about)
@@ -87,15 +90,11 @@ class Keeper:
             for old in checkpoints_in(self._folder)[self._keep :]:
                 (self._folder / f"{old}.json").unlink(missing_ok=True)
                 (self._folder / f"{old}.pt").unlink(missing_ok=True)
-        except OSError as error:
-            raise folder_error(self._run.folder, error) from None
 
     def _link_best(self, name: str, about: dict[str, Any]) -> None:
-        temporary = self._folder / f".{BEST}.tmp"
-        temporary.unlink(missing_ok=True)
-        os.link(self._folder / f"{name}.pt", temporary)
-        (self._folder / f"{BEST}.json").unlink(missing_ok=True)
-        temporary.replace(self._folder / f"{BEST}.pt")
+        with replacing(self._folder / f"{BEST}.pt", durable=False) as temporary:
+            os.link(self._folder / f"{name}.pt", temporary)
+            (self._folder / f"{BEST}.json").unlink(missing_ok=True)
         write_atomic(self._folder / f"{BEST}.json", about)
 
 
@@ -106,23 +105,20 @@ def checkpoints_in(folder: Path) -> list[str]:
 
 def save_whole(path: Path, content: Any) -> str:
     """A file of tensors, whole or not at all; returns its SHA-256."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("w+b") as file:
-            writer = _Writer(file)
-            try:
-                torch.save(content, writer)  # type: ignore[arg-type]
-            except RuntimeError as error:
-                raise writer.error or error from None  # torch says "unexpected pos" where a write failed, and not why
-            file.flush()
-            os.fsync(file.fileno())
-            file.seek(0)
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)  # on a full disk its room is needed for the account of the failure
-        raise
-    return digest
+    with replacing(path) as temporary, temporary.open("w+b") as file:
+        writer = _Writer(file)
+        try:
+            torch.save(content, writer)  # type: ignore[arg-type]
+        except RuntimeError as error:
+            raise writer.error or error from None  # torch says "unexpected pos" where a write failed, and not why
+        file.seek(0)
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def save_weights(run: Run, state: dict[str, Tensor]) -> None:
+    """The trained weights, whole or not at all."""
+    with writing(run.folder):
+        save_whole(run.folder / "model.pt", {name: tensor.cpu().contiguous() for name, tensor in state.items()})
 
 
 class _Writer:
@@ -168,10 +164,14 @@ def _read(path: Path) -> Checkpoint:
             content: Any = torch.load(file, weights_only=True, map_location="cpu")
         except Exception as error:  # torch raises many kinds for files that are not its own
             raise ValueError(str(error).partition("\n")[0][:200] or type(error).__name__) from None
-    if not isinstance(content, dict) or content.get("format") not in (1, FORMAT) or "position" not in content:
+    if not isinstance(content, dict) or content.get("format") not in (1, 2, FORMAT) or "position" not in content:
         raise ValueError("it was not written by this version of Lockstep")
     try:
-        return _checked(content if content["format"] == FORMAT else _from_version_1(content), path)
+        if content["format"] == 1:
+            content = _from_version_1(content)
+        if content["format"] < FORMAT:
+            content |= {"optimizers": [_with_torch_names(state) for state in content["optimizers"]]}
+        return _checked(content, path)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"it is damaged: {str(error).partition(chr(10))[0][:200]}") from None
 
@@ -210,3 +210,10 @@ def _from_version_1(content: dict[str, Any]) -> dict[str, Any]:
         "position": {"step": position["steps"], "sums": position["partial"], "totals": position["totals"]},
         "scales": [content["scale"]] if content["scale"] else [],
     }
+
+
+def _with_torch_names(state: dict[str, list[Tensor]]) -> dict[str, list[Tensor]]:
+    """Before format 3 an optimizer's state had names of our own; now it has those of `torch.optim`."""
+    squares = "exp_avg_sq" if "means" in state else "square_avg"
+    names = {"means": "exp_avg", "squares": squares, "speeds": "momentum_buffer"}
+    return {names.get(key, key): tensors for key, tensors in state.items()}

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
 from time import perf_counter
-from typing import Any
 
 import torch
 from torch import nn
 
+from lockstep.backends.ranks import Rank
 from lockstep.data import DataSet
 from lockstep.errors import InputError, RunFailed
+from lockstep.machine import inductor
 from lockstep.models import layers
-from lockstep.parallel.ranks import Rank
 from lockstep.placement import Placement, Plan, micro_shares, share_of
+from lockstep.torch_private import compile_in_place, compiled_graphs
 from lockstep.training.precision import Precision
 
 
@@ -22,12 +22,13 @@ def compile_model(
 ) -> float:
     """Compile in place, for every batch size that will come, on blank images; returns the seconds."""
     device = next(model.parameters()).device
-    if device.type == "cpu" and not any(shutil.which(name) for name in ("g++", "c++", "clang++")):
+    if device.type == "cpu" and not inductor.has_compiler():
         raise InputError("compile=true needs a C++ compiler on the CPU: install g++, or leave it out")
+    inductor.choose_folder()
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     state = torch.get_rng_state()
-    begin, graphs = perf_counter(), _graphs()
-    _compile_in_place(model)
+    begin, graphs = perf_counter(), compiled_graphs()
+    compile_in_place(model)
     for size in _train_sizes(plan, rank):
         _forward(model, size, precision, placement, data, device).sum().backward()  # type: ignore[no-untyped-call]
     model.eval()
@@ -36,10 +37,9 @@ def compile_model(
             _forward(model, size, precision, placement, data, device)
     model.train()
     seconds = perf_counter() - begin
-    if _graphs() == graphs:
+    if compiled_graphs() == graphs:
         raise RunFailed("compile=true compiled nothing of this model: leave it out")
-    for parameter in model.parameters():
-        parameter.grad = None
+    model.zero_grad()
     for name, buffer in model.named_buffers():
         buffer.copy_(buffers[name])
     torch.set_rng_state(state)
@@ -65,26 +65,9 @@ def _test_sizes(plan: Plan, placement: Placement, rank: Rank) -> list[int]:
 def _forward(
     model: nn.Module, size: int, precision: Precision, placement: Placement, data: DataSet, device: torch.device
 ) -> torch.Tensor:
-    images = torch.zeros(size, *data.shape, device=device)
-    if placement.memory_format == "channels_last":
-        images = images.contiguous(memory_format=torch.channels_last)
+    # Made as batches are: of one channel, `contiguous` would keep strides that no batch has, and the first step would compile again.
+    layout = torch.channels_last if placement.memory_format == "channels_last" else torch.contiguous_format
+    images = torch.empty(size, *data.shape, device=device, memory_format=layout).zero_()
     layers.bind(torch.zeros(size, dtype=torch.int64, device=device), size)
     with precision.context():
         return precision.scores(model(precision.images(images)))
-
-
-def _compile_in_place(model: nn.Module) -> None:
-    """As `model.compile()`, which passes over a model whose own forward is PyTorch's (a Sequential) without a word: the compiler
-    skips PyTorch's files. A function of ours around the call is compiled, and all that it calls."""
-    inner = model._call_impl
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return inner(*args, **kwargs)  # type: ignore[no-untyped-call]
-
-    model._compiled_call_impl = torch.compile(call)
-
-
-def _graphs() -> int:
-    from torch._dynamo.utils import counters
-
-    return int(counters["stats"]["unique_graphs"])

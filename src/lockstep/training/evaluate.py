@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from lockstep.backends.group import reduce_sum
+from lockstep.backends.ranks import Rank
 from lockstep.data.batches import Batches
-from lockstep.parallel.group import reduce_sum
-from lockstep.parallel.ranks import Rank
 from lockstep.placement import share_of
 from lockstep.training.precision import Precision
 
 
 @dataclass(frozen=True)
 class Evaluation:
+    """Over all ranks."""
+
     loss: float
     accuracy: float
     samples: int
+
+    def record(self) -> dict[str, Any]:
+        """As an epoch's record has it."""
+        return {"test_loss": self.loss, "test_accuracy": self.accuracy, "test_samples": self.samples}
 
 
 @torch.inference_mode()

@@ -6,7 +6,9 @@ Every lane has a model, an optimizer and records of its own; the step is the one
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -14,18 +16,19 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from lockstep import strategies
+from lockstep.backends import group
+from lockstep.backends.ranks import Rank
 from lockstep.data import DataSet
 from lockstep.data.batches import Batch, Batches, sample_order
 from lockstep.measure.clock import CpuClock, CudaClock, StepClock
 from lockstep.measure.records import StepLog, read_steps
 from lockstep.models import layers
-from lockstep.parallel import group, strategies
-from lockstep.parallel.ranks import Rank
-from lockstep.parallel.strategies import Single, Strategy
 from lockstep.run import Run, Spec
-from lockstep.training import assemble, compiling
+from lockstep.strategies import Strategy
+from lockstep.training import assemble, compiling, optimizers
 from lockstep.training.precision import Precision
-from lockstep.training.step import Stepper
+from lockstep.training.recipe_step import RecipeStep, TrainState
 
 ALONE = Rank(0, 1, 0, 1)
 MOST_STEPS, FEWEST_STEPS = 100, 2
@@ -42,7 +45,7 @@ class Lane:
     """Of one rank in one step."""
     count: int
     """Of one step over all ranks that share it."""
-    stepper: Stepper
+    step: RecipeStep
     clock: StepClock
     log: StepLog
     visited: int
@@ -62,7 +65,7 @@ class Lane:
             torch.set_num_threads(self.threads)
         room = self.visited - self.count + 1
         for _ in range(steps):
-            self.stepper.run(1, self.taken * self.count % room, self.count)
+            self.step.run(1, self.taken * self.count % room, self.count)
             self.taken += 1
         if self.threads != before:
             torch.set_num_threads(before)
@@ -133,15 +136,15 @@ class Lanes:
         log = StepLog(self._file(name), MOST_ROUNDS * MOST_STEPS + 2 * WARM_STEPS, self._device)
         clock: StepClock = CudaClock(log) if self._device.type == "cuda" else CpuClock(log)
         source: Any = Still(batches) if still else batches
-        alone = msgspec.structs.replace(spec, placement=msgspec.structs.replace(spec.placement, zero=False))
-        optimizer = assemble.build_optimizer(spec if shared else alone, model, strategy)
-        stepper = Stepper(recipe, strategy, optimizer, source, plan, rank, clock, log, precision)
+        optimizer = strategy.optimizer(partial(optimizers.build, recipe.optimizer))
+        state = TrainState(model, strategy, optimizer, precision)
+        step = RecipeStep(recipe, plan, rank, state, source, SimpleNamespace(clock=clock, log=log))
         self.built.append(
             Lane(
                 name,
                 micro * accumulation,
                 count,
-                stepper,
+                step,
                 clock,
                 log,
                 plan.train_samples,
@@ -160,8 +163,11 @@ class Lanes:
 
     def _strategy(self, model: Any, wrapped: bool, shared: bool) -> Strategy:
         placement = self._spec.placement
+        if not shared:
+            placement = msgspec.structs.replace(placement, zero=False)
         if shared:
             return strategies.build(placement.strategy, model, placement, self._device)
-        if wrapped and placement.strategy in strategies.IN_A_GROUP:
-            return strategies.IN_A_GROUP[placement.strategy](model, placement, self._device, self._own_group)
-        return Single(model, placement, self._device)
+        kind: Any = strategies.kind_of(placement.strategy)
+        if wrapped and kind.takes_group:
+            return kind(model, placement, self._device, self._own_group)  # type: ignore[no-any-return]
+        return Strategy(model, placement, self._device)

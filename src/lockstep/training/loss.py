@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from lockstep.data.batches import Batch
 from lockstep.recipe import Recipe, Regularize
+from lockstep.torch_private import foreach_add_
 
 
 class Loss:
@@ -42,6 +43,6 @@ def penalize(parameters: Iterable[nn.Parameter], regularize: Regularize) -> None
         return
     gradients, weights = [g for g, _ in chosen], [w for _, w in chosen]
     if regularize.l1:
-        torch._foreach_add_(gradients, [torch.sgn(weight) for weight in weights], alpha=regularize.l1)
+        foreach_add_(gradients, [torch.sgn(weight) for weight in weights], alpha=regularize.l1)
     if regularize.l2:
-        torch._foreach_add_(gradients, weights, alpha=regularize.l2)
+        foreach_add_(gradients, weights, alpha=regularize.l2)

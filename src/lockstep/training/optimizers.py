@@ -11,57 +11,53 @@ them, and a sparse gradient is made dense.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 import torch
 from torch import nn
 
 from lockstep.recipe import Optimizer as Settings
+from lockstep.strategies.optimizer import WHICH, Optimizer, State
+from lockstep.torch_private import (
+    foreach_add,
+    foreach_add_,
+    foreach_addcdiv_,
+    foreach_addcmul_,
+    foreach_copy_,
+    foreach_mul_,
+    foreach_norm,
+    foreach_sqrt,
+    fused_adam_,
+    fused_adamw_,
+    fused_sgd_,
+)
 
 
-class Optimizer(Protocol):
-    """What the training step needs."""
-
-    parameters: list[nn.Parameter]
-    lr: float
-    inertia: float
-    """Momentum, or Adam's beta1: what a schedule may move beside the learning rate."""
-
-    def step(self) -> None: ...
-    def state(self) -> dict[str, list[torch.Tensor]]:
-        """What must be kept to go on where it was."""
-
-    def load_state(self, state: dict[str, list[torch.Tensor]]) -> None: ...
-
-
-class Adam:
+class Adam(Optimizer):
     """Adam with coupled weight decay (added to the gradient), and AdamW, whose decay is decoupled (taken off the weight)."""
 
     def __init__(self, parameters: list[nn.Parameter], settings: Settings) -> None:
-        self.parameters, self.lr, self.inertia, self._settings = parameters, settings.lr, settings.beta1, settings
-        self._update = torch._fused_adamw_ if settings.name == "adamw" else torch._fused_adam_
-        self._means = [torch.zeros_like(p) for p in _reals(parameters)]
-        self._squares = [torch.zeros_like(p) for p in _reals(parameters)]
+        self.parameters, self.lr, self.momentum, self._settings = parameters, settings.lr, settings.beta1, settings
+        self._update = fused_adamw_ if settings.name == "adamw" else fused_adam_
+        self._exp_avg = [torch.zeros_like(p) for p in _reals(parameters)]
+        self._exp_avg_sq = [torch.zeros_like(p) for p in _reals(parameters)]
         self._steps = [torch.zeros((), device=p.device) for p in parameters]
 
     @torch.no_grad()
     def step(self) -> None:
-        gradients, given = _gradients(self.parameters)
-        everything: list[list[torch.Tensor]] = [_reals(self.parameters), self._means, self._squares, self._steps]
-        if given is not None:
-            everything = [[values[i] for i in given] for values in everything]
-        parameters, means, squares, steps = everything
+        gradients, which = _gradients(self.parameters)
+        kept = (_reals(self.parameters), self._exp_avg, self._exp_avg_sq, self._steps)
+        parameters, exp_avg, exp_avg_sq, steps = (_chosen(values, which) for values in kept)
         settings = self._settings
-        torch._foreach_add_(steps, 1)
+        foreach_add_(steps, 1)
         self._update(
             parameters,
             gradients,
-            means,
-            squares,
+            exp_avg,
+            exp_avg_sq,
             [],
             steps,
             lr=self.lr,
-            beta1=self.inertia,
+            beta1=self.momentum,
             beta2=settings.beta2,
             weight_decay=settings.weight_decay,
             eps=settings.eps,
@@ -69,93 +65,87 @@ class Adam:
             maximize=False,
         )
 
-    def state(self) -> dict[str, list[torch.Tensor]]:
-        return {"means": self._means, "squares": self._squares, "steps": self._steps}
-
-    def load_state(self, state: dict[str, list[torch.Tensor]]) -> None:
-        _copy_state(self.state(), state)
+    def state(self) -> State:
+        return {"exp_avg": self._exp_avg, "exp_avg_sq": self._exp_avg_sq, "steps": self._steps}
 
 
-class Rmsprop:
+class Rmsprop(Optimizer):
     """RMSprop as PyTorch has it, in the same order of operations; there is no fused kernel for it."""
 
     def __init__(self, parameters: list[nn.Parameter], settings: Settings) -> None:
-        self.parameters, self.lr, self.inertia, self._settings = parameters, settings.lr, settings.momentum, settings
-        self._squares = [torch.zeros_like(p) for p in _reals(parameters)]
-        self._speeds = [torch.zeros_like(p) for p in _reals(parameters)] if settings.momentum > 0 else []
+        self.parameters, self.lr, self.momentum, self._settings = parameters, settings.lr, settings.momentum, settings
+        self._square_avg = [torch.zeros_like(p) for p in _reals(parameters)]
+        self._momentum_buffer = [torch.zeros_like(p) for p in _reals(parameters)] if settings.momentum > 0 else []
 
     @torch.no_grad()
     def step(self) -> None:
-        gradients, given = _gradients(self.parameters)
-        everything: list[list[torch.Tensor]] = [_reals(self.parameters), self._squares, self._speeds]
-        if given is not None:
-            everything = [[values[i] for i in given] if values else [] for values in everything]
-        parameters, squares, speeds = everything
+        gradients, which = _gradients(self.parameters)
+        kept = (_reals(self.parameters), self._square_avg, self._momentum_buffer)
+        parameters, square_avg, momentum_buffer = (_chosen(values, which) for values in kept)
         settings = self._settings
         if settings.weight_decay:
-            gradients = list(torch._foreach_add(gradients, parameters, alpha=settings.weight_decay))
-        torch._foreach_mul_(squares, settings.alpha)
-        torch._foreach_addcmul_(squares, gradients, gradients, value=1 - settings.alpha)
-        roots = torch._foreach_sqrt(squares)
-        torch._foreach_add_(roots, settings.eps)
-        if speeds:
-            torch._foreach_mul_(speeds, self.inertia)
-            torch._foreach_addcdiv_(speeds, gradients, roots)
-            torch._foreach_add_(parameters, speeds, alpha=-self.lr)
+            gradients = list(foreach_add(gradients, parameters, alpha=settings.weight_decay))
+        foreach_mul_(square_avg, settings.alpha)
+        foreach_addcmul_(square_avg, gradients, gradients, value=1 - settings.alpha)
+        roots = foreach_sqrt(square_avg)
+        foreach_add_(roots, settings.eps)
+        if momentum_buffer:
+            foreach_mul_(momentum_buffer, self.momentum)
+            foreach_addcdiv_(momentum_buffer, gradients, roots)
+            foreach_add_(parameters, momentum_buffer, alpha=-self.lr)
         else:
-            torch._foreach_addcdiv_(parameters, gradients, roots, value=-self.lr)
+            foreach_addcdiv_(parameters, gradients, roots, value=-self.lr)
 
-    def state(self) -> dict[str, list[torch.Tensor]]:
-        return {"squares": self._squares, "speeds": self._speeds}
-
-    def load_state(self, state: dict[str, list[torch.Tensor]]) -> None:
-        _copy_state(self.state(), state)
+    def state(self) -> State:
+        return {"square_avg": self._square_avg, "momentum_buffer": self._momentum_buffer}
 
 
-class Sgd:
+class Sgd(Optimizer):
     """Stochastic gradient descent with PyTorch's momentum and coupled weight decay."""
 
     def __init__(self, parameters: list[nn.Parameter], settings: Settings) -> None:
-        self.parameters, self.lr, self.inertia, self._settings = parameters, settings.lr, settings.momentum, settings
-        self._speeds: dict[int, torch.Tensor] = {}
+        self.parameters, self.lr, self.momentum, self._settings = parameters, settings.lr, settings.momentum, settings
+        self._momentum_buffers: dict[int, torch.Tensor] = {}
 
     @torch.no_grad()
     def step(self) -> None:
-        gradients, given = _gradients(self.parameters)
-        chosen = list(range(len(self.parameters))) if given is None else given
+        gradients, which = _gradients(self.parameters)
+        chosen = list(range(len(self.parameters))) if which is None else which
         settings = self._settings
         # PyTorch starts a momentum buffer as a copy of the first gradient, so the first time is a call of its own.
-        fresh = {i for i in chosen if settings.momentum > 0 and i not in self._speeds}
+        fresh = {i for i in chosen if settings.momentum > 0 and i not in self._momentum_buffers}
         for first in (True, False):
             group = [k for k, i in enumerate(chosen) if (i in fresh) == first]
             if group:
                 self._update([chosen[k] for k in group], [gradients[k] for k in group], first)
 
-    def state(self) -> dict[str, list[torch.Tensor]]:
-        order = sorted(self._speeds)
-        return {"which": [torch.tensor(i) for i in order], "speeds": [self._speeds[i] for i in order]}
+    def state(self) -> State:
+        order = sorted(self._momentum_buffers)
+        return {WHICH: [torch.tensor(i) for i in order], "momentum_buffer": [self._momentum_buffers[i] for i in order]}
 
-    def load_state(self, state: dict[str, list[torch.Tensor]]) -> None:
+    def load_state(self, state: State) -> None:
         # The fused kernel walks through memory, so a buffer must lie as its weights do, however it was written down.
         like = _reals(self.parameters)
-        kept = zip(state["which"], state["speeds"], strict=True)
-        self._speeds = {int(i): torch.empty_like(like[int(i)], dtype=speed.dtype).copy_(speed) for i, speed in kept}
+        kept = zip(state[WHICH], state["momentum_buffer"], strict=True)
+        self._momentum_buffers = {
+            int(i): torch.empty_like(like[int(i)], dtype=buffer.dtype).copy_(buffer) for i, buffer in kept
+        }
 
     def _update(self, chosen: list[int], gradients: list[torch.Tensor], first: bool) -> None:
         settings = self._settings
         if first:
-            self._speeds |= {i: torch.empty_like(g) for i, g in zip(chosen, gradients, strict=True)}
+            self._momentum_buffers |= {i: torch.empty_like(g) for i, g in zip(chosen, gradients, strict=True)}
         parameters = _reals([self.parameters[i] for i in chosen])
-        speeds = [self._speeds[i] for i in chosen] if settings.momentum > 0 else []
+        buffers = [self._momentum_buffers[i] for i in chosen] if settings.momentum > 0 else []
         if any(p.device.type == "cpu" and p.dtype in (torch.bfloat16, torch.float16) for p in parameters):
-            self._update_plainly(parameters, gradients, speeds, first)
+            self._update_plainly(parameters, gradients, buffers, first)
             return
-        torch._fused_sgd_(
+        fused_sgd_(
             parameters,
             gradients,
-            speeds,
+            buffers,
             weight_decay=settings.weight_decay,
-            momentum=self.inertia,
+            momentum=self.momentum,
             lr=self.lr,
             dampening=0.0,
             nesterov=settings.nesterov and settings.momentum > 0,
@@ -164,28 +154,21 @@ class Sgd:
         )
 
     def _update_plainly(
-        self, parameters: list[torch.Tensor], gradients: list[torch.Tensor], speeds: list[torch.Tensor], first: bool
+        self, parameters: list[torch.Tensor], gradients: list[torch.Tensor], buffers: list[torch.Tensor], first: bool
     ) -> None:
         """In 16 bits PyTorch's fused kernel for CPUs leaves every vector of 16 weights as it is (torch 2.13.0)."""
         settings = self._settings
         if settings.weight_decay:
-            gradients = list(torch._foreach_add(gradients, parameters, alpha=settings.weight_decay))
-        if speeds:
+            gradients = list(foreach_add(gradients, parameters, alpha=settings.weight_decay))
+        if buffers:
             if first:
-                torch._foreach_copy_(speeds, gradients)
+                foreach_copy_(buffers, gradients)
             else:
-                torch._foreach_mul_(speeds, self.inertia)
-                torch._foreach_add_(speeds, gradients)
+                foreach_mul_(buffers, self.momentum)
+                foreach_add_(buffers, gradients)
             nesterov = settings.nesterov
-            gradients = list(torch._foreach_add(gradients, speeds, alpha=self.inertia)) if nesterov else speeds
-        torch._foreach_add_(parameters, gradients, alpha=-self.lr)
-
-
-@torch.no_grad()
-def _copy_state(mine: dict[str, list[torch.Tensor]], kept: dict[str, list[torch.Tensor]]) -> None:
-    for name, tensors in mine.items():
-        for tensor, value in zip(tensors, kept[name], strict=True):
-            tensor.copy_(value)
+            gradients = list(foreach_add(gradients, buffers, alpha=self.momentum)) if nesterov else buffers
+        foreach_add_(parameters, gradients, alpha=-self.lr)
 
 
 def _gradients(parameters: list[nn.Parameter]) -> tuple[list[torch.Tensor], list[int] | None]:
@@ -194,6 +177,11 @@ def _gradients(parameters: list[nn.Parameter]) -> tuple[list[torch.Tensor], list
     present = [g for g in found if g is not None]
     which = None if len(present) == len(found) else [i for i, g in enumerate(found) if g is not None]
     return _reals([g.to_dense() if g.is_sparse else g for g in present]), which
+
+
+def _chosen(values: list[torch.Tensor], which: list[int] | None) -> list[torch.Tensor]:
+    """Those of the parameters that have a gradient. A list may be empty: RMSprop without momentum has no momentum buffers."""
+    return values if which is None or not values else [values[i] for i in which]
 
 
 def _reals(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -222,14 +210,12 @@ def build(settings: Settings, parameters: Iterable[nn.Parameter]) -> Optimizer:
 
 @torch.no_grad()
 def clip(
-    gradients: list[torch.Tensor], longest: float, whole: Callable[[torch.Tensor], torch.Tensor] | None = None
+    gradients: list[torch.Tensor], longest: float, global_norm: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
     """Scale the whole gradient down to the norm `longest` where it is longer; returns the norm that it had.
 
-    `whole` makes the norm of all gradients from that of this rank's, where ranks have parts of them.
+    `global_norm` makes the norm of all gradients from that of this rank's (`Strategy.global_norm`).
     """
-    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-    if whole is not None:
-        norm = whole(norm)
-    torch._foreach_mul_(gradients, (longest / (norm + 1e-6)).clamp(max=1.0))
+    norm = global_norm(torch.linalg.vector_norm(torch.stack(foreach_norm(gradients))))
+    foreach_mul_(gradients, (longest / (norm + 1e-6)).clamp(max=1.0))
     return norm

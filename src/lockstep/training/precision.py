@@ -16,8 +16,9 @@ import torch
 from torch import nn
 
 from lockstep.recipe import Recipe
+from lockstep.torch_private import amp_unscale_, amp_update_scale_
 
-# GradScaler's own: start high, halve at every overflow, double after so many steps without one.
+# GradScaler's own: start high, halve at every overflow, double after N steps without one.
 FIRST_SCALE, GROWTH, BACKOFF, GROWTH_STEPS = 65536.0, 2.0, 0.5, 2000
 LOOK_EVERY_STEPS = 50
 
@@ -51,6 +52,15 @@ class Precision:
         """The loss itself is always computed in fp32: a sum over a batch is the first thing to leave fp16's range."""
         return scores if self._type is None else scores.float()
 
+    def summary(self) -> dict[str, Any] | None:
+        """What the format has lost, and fp16's loss scale; None in fp32."""
+        if self.watch is None:
+            return None
+        scale = self.scale
+        return self.watch.summary() | (
+            {"skipped_steps": scale.skipped, "loss_scale": float(scale.value)} if scale else {}
+        )
+
 
 class LossScale:
     """Multiplies the loss so that small gradients stay in fp16's range; the same rule and kernels as GradScaler's.
@@ -68,13 +78,16 @@ class LossScale:
     def value(self) -> torch.Tensor:
         return self._scale
 
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        return loss * self._scale
+
     @torch.no_grad()
     def unscale(self, gradients: list[torch.Tensor]) -> bool:
         """Divide by the scale. False if a gradient is not finite: the step must not be taken."""
         self._found.zero_()
-        torch._amp_foreach_non_finite_check_and_unscale_(gradients, self._found, self._scale.reciprocal())
+        amp_unscale_(gradients, self._found, self._scale.reciprocal())
         finite = self._found.item() == 0
-        torch._amp_update_scale_(self._scale, self._good_steps, self._found, GROWTH, BACKOFF, GROWTH_STEPS)
+        amp_update_scale_(self._scale, self._good_steps, self._found, GROWTH, BACKOFF, GROWTH_STEPS)
         self.skipped += not finite
         return finite
 

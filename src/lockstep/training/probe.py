@@ -11,12 +11,13 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-import torch.distributed as dist
 
+from lockstep import strategies
+from lockstep.backends import group
+from lockstep.backends.ranks import Rank
 from lockstep.measure.records import PHASES
-from lockstep.parallel import group, strategies
-from lockstep.parallel.ranks import Rank
 from lockstep.run import Probe, Run, Spec, write_atomic
+from lockstep.torch_private import default_store
 from lockstep.training.lanes import FEWEST_STEPS, MOST_ROUNDS, MOST_STEPS, WARM_STEPS, Lane, Lanes
 from lockstep.ways import FILE, ROUND_FILE, Way
 
@@ -36,7 +37,7 @@ def _lanes(run: Run, spec: Spec, rank: Rank, device: torch.device, probe: Probe)
     if many:
         if not for_prediction:
             lanes.add("whole", micro * plan.ranks, accumulation)
-        if placement.strategy in strategies.IN_A_GROUP:
+        if strategies.kind_of(placement.strategy).takes_group:
             lanes.add("wrapped", micro, accumulation, wrapped=True)
         lanes.add("apart", micro, accumulation, wrapped=True, everyone=True)
         lanes.add("together", micro, accumulation, shared=True)
@@ -52,7 +53,7 @@ def _lanes(run: Run, spec: Spec, rank: Rank, device: torch.device, probe: Probe)
             continue
         lanes.add(f"apart@{batch}", batch, wrapped=True, everyone=True)
         if batch in small:
-            if placement.strategy in strategies.IN_A_GROUP:
+            if strategies.kind_of(placement.strategy).takes_group:
                 lanes.add(f"wrapped@{batch}", batch, wrapped=True)
             lanes.add(f"together@{batch}", batch, shared=True)
     return lanes
@@ -93,7 +94,7 @@ def _warm_up(lanes: Lanes, rank: Rank, gate: Gate, seconds: float) -> int:
         gate.wait()
         if lane.everyone or rank.is_first:
             lane.run(2 * WARM_STEPS)
-            lane.clock.settle()
+            lane.clock.flush()
             lane.first_row = lane.log.count
         mine = float(np.median(lanes.rows(lane, WARM_STEPS)["total_ns"])) / 1e9 if lane.first_row else 0.0
         step = group.reduce_max([mine])[0]
@@ -106,7 +107,7 @@ def _way(lanes: Lanes, lane: Lane, rounds: int, rank: Rank) -> Way:
     """Collective: what all ranks that took part in a lane have measured."""
     ran = lane.everyone or rank.is_first
     if ran:
-        lane.clock.settle()
+        lane.clock.flush()
         lane.log.close()
     steps = lane.steps * rounds
     rows = lanes.rows(lane, lane.first_row) if ran else None
@@ -148,7 +149,7 @@ class Gate:
 
     def __init__(self, rank: Rank) -> None:
         self._rank, self._number = rank, 0
-        self._store = dist.distributed_c10d._get_default_store() if rank.world > 1 else None
+        self._store = default_store() if rank.world > 1 else None
 
     def wait(self) -> None:
         if self._store is None:

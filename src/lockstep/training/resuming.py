@@ -16,16 +16,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lockstep import seeding
+from lockstep.backends import group
+from lockstep.backends.ranks import Rank
 from lockstep.errors import InputError
-from lockstep.parallel import group
-from lockstep.parallel.ranks import Rank
 from lockstep.recipe import MAY_CHANGE, Recipe, global_terms
 from lockstep.run import CHECKPOINTS, Run, Spec, append_line
 from lockstep.training import checkpoint
 from lockstep.training.checkpoint import Checkpoint, Position
-from lockstep.training.loop import Keep
-from lockstep.training.optimizers import Optimizer
-from lockstep.training.precision import Precision
+from lockstep.training.context import Context
+from lockstep.training.loop import SaveCheckpoint
+from lockstep.training.recipe_step import TrainState
 from lockstep.training.state import whole_state
 from lockstep.training.stopping import Stopping
 
@@ -64,22 +64,21 @@ def load_weights(kept: Checkpoint, model: nn.Module) -> None:
     _fitting(kept, "model", lambda: model.load_state_dict(kept.model))
 
 
-def restore(
-    kept: Checkpoint, model: nn.Module, optimizer: Optimizer, precision: Precision, strategy: Any, rank: Rank
-) -> None:
+def restore(kept: Checkpoint, state: TrainState, rank: Rank) -> None:
     """All but the weights, and of these what was this rank's alone; after the strategy has made the ranks start alike.
 
     Ranks that exchange every step must hold the same weights, optimizer and scale, whatever wrote the checkpoint: only buffers
     (the statistics of per-rank batch norm) are then each rank's own.
     """
-    alone = bool(getattr(strategy, "own_optimizer_state", False))
+    model, strategy, optimizer = state.model, state.strategy, state.optimizer
+    alone = strategy.ranks_differ
     if len(kept.ranks) == rank.world:
         _fitting(kept, "ranks", lambda: _load_own(model, kept.ranks[rank.rank], weights=alone))
     _fitting(kept, "optimizers", lambda: optimizer.load_state(_of(kept.optimizers, rank, alone)))
-    scale = precision.scale
+    scale = state.precision.scale
     if scale is not None and kept.scales:
         _fitting(kept, "scales", lambda: scale.load_state(_of(kept.scales, rank, alone)))
-    if kept.strategy and hasattr(strategy, "load_state"):
+    if kept.strategy:
         _fitting(kept, "strategy", lambda: strategy.load_state(kept.strategy))
     # Ranks beyond those that were there then start from the seed, as they do in a new run.
     if rank.rank < len(kept.generators):
@@ -118,40 +117,38 @@ def carry_epochs(kept: Checkpoint, run: Run, per_epoch: int) -> None:
             append_line(run.folder / "epochs.jsonl", {"partial": step % per_epoch > 0, **record})
 
 
-def keeper(
-    run: Run, spec: Spec, rank: Rank, model: nn.Module, optimizer: Optimizer, precision: Precision, strategy: Any
-) -> Keep | None:
+def saver(context: Context, state: TrainState) -> SaveCheckpoint | None:
     """What writes a checkpoint; None where the run keeps none."""
-    options = spec.options
+    options, rank = context.options, context.rank
+    model, strategy, optimizer, precision = state.model, state.strategy, state.optimizer, state.precision
     if not (options.checkpoint_every or options.checkpoint_steps):
         return None
-    files = checkpoint.Keeper(run, options.keep_checkpoints)
-    alone = bool(getattr(strategy, "own_optimizer_state", False)) and rank.world > 1
-    own_state: Callable[[], dict[str, Tensor]] = getattr(strategy, "state", dict)
+    files = checkpoint.Keeper(context.run, options.keep_checkpoints)
+    alone = strategy.ranks_differ and rank.world > 1
 
-    def keep(position: Position, stopping: Stopping, about: dict[str, Any], best: bool) -> None:
-        state = whole_state(model)
-        ranks = _where_ranks_differ(model, state, alone, rank)
+    def save(position: Position, stopping: Stopping, about: dict[str, Any], best: bool) -> None:
+        whole = whole_state(model)
+        ranks = _where_ranks_differ(model, whole, alone, rank)
         scale = precision.scale.state() if precision.scale else {}
         content = Checkpoint(
-            recipe=spec.recipe,
+            recipe=context.recipe,
             position=position,
-            model=state | _mean(ranks),
+            model=whole | _mean(ranks),
             ranks=ranks,
-            optimizers=_gathered(optimizer.state(), alone, rank),
+            optimizers=_gathered(optimizer.state(), alone),
             scales=[
                 {name: tensor for name, (tensor,) in each.items()}
-                for each in _gathered({name: [tensor] for name, tensor in scale.items()}, alone, rank)
+                for each in _gathered({name: [tensor] for name, tensor in scale.items()}, alone)
                 if each
             ],
-            strategy=own_state(),
-            generators=_of_every_rank(seeding.state(), rank),
+            strategy=strategy.state(),
+            generators=group.gather_tensor(seeding.state()),
             stopping=stopping.standing,
             best_weights=stopping.best_weights(),
         )
         group.first_alone(lambda: files.save(content, about, best))
 
-    return keep
+    return save
 
 
 def _where_ranks_differ(model: nn.Module, state: dict[str, Tensor], alone: bool, rank: Rank) -> list[dict[str, Tensor]]:
@@ -162,7 +159,7 @@ def _where_ranks_differ(model: nn.Module, state: dict[str, Tensor], alone: bool,
     names = [name for name in state if alone or name in buffers]
     found: list[dict[str, Tensor]] = [{} for _ in range(rank.world)]
     for name in names:
-        every = _of_every_rank(state[name], rank)
+        every = group.gather_tensor(state[name])
         if any(not _same_bits(every[0], other) for other in every[1:]):
             for own, tensor in zip(found, every, strict=True):
                 own[name] = tensor
@@ -184,18 +181,11 @@ def _mean(ranks: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return found
 
 
-def _gathered(mine: dict[str, list[Tensor]], alone: bool, rank: Rank) -> list[dict[str, list[Tensor]]]:
+def _gathered(mine: dict[str, list[Tensor]], alone: bool) -> list[dict[str, list[Tensor]]]:
     """What is the same on all ranks once; else every rank's. Collective."""
     if not alone:
         return [mine]
-    every = {key: [_of_every_rank(tensor, rank) for tensor in tensors] for key, tensors in mine.items()}
-    return [{key: [found[r] for found in tensors] for key, tensors in every.items()} for r in range(rank.world)]
-
-
-def _of_every_rank(mine: Tensor, rank: Rank) -> list[Tensor]:
-    if rank.world == 1:
-        return [mine]
-    device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
-    found = [torch.empty(mine.shape, dtype=mine.dtype, device=device) for _ in range(rank.world)]
-    dist.all_gather(found, mine.to(device).contiguous())
-    return [tensor.cpu() for tensor in found]
+    every = {key: [group.gather_tensor(tensor) for tensor in tensors] for key, tensors in mine.items()}
+    return [
+        {key: [found[r] for found in tensors] for key, tensors in every.items()} for r in range(dist.get_world_size())
+    ]

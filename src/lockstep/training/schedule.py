@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 from lockstep.placement import Plan
 from lockstep.recipe import Recipe, Schedule
-from lockstep.training.optimizers import Optimizer
+from lockstep.strategies.optimizer import Optimizer
 
 # PyTorch's OneCycleLR moves momentum between these.
-LEAST_INERTIA, MOST_INERTIA = 0.85, 0.95
+LEAST_MOMENTUM, MOST_MOMENTUM = 0.85, 0.95
 
 
 def factor(schedule: Schedule, step: int, total: int, per_epoch: int) -> float:
@@ -67,7 +67,7 @@ class Pace:
     def __init__(self, recipe: Recipe, plan: Plan, optimizer: Optimizer) -> None:
         self._schedule, self._plan, self._optimizer = recipe.schedule, plan, optimizer
         self._constant = recipe.schedule.name == "constant" and recipe.schedule.warmup_steps == 0
-        self._cycles = recipe.schedule.name == "onecycle" and recipe.schedule.cycle_momentum and optimizer.inertia > 0
+        self._cycles = recipe.schedule.name == "onecycle" and recipe.schedule.cycle_momentum and optimizer.momentum > 0
         optimizer.lr = plan.lr
 
     def set(self, step: int) -> None:
@@ -78,11 +78,11 @@ class Pace:
         self._optimizer.lr = plan.lr * factor(schedule, step, plan.total_steps, plan.steps_per_epoch)
         if self._cycles:
             warm = schedule.warmup_steps
-            self._optimizer.inertia = _two_phases(
+            self._optimizer.momentum = _two_phases(
                 schedule,
                 max(0, step - warm),
                 max(0, plan.total_steps - warm),
-                MOST_INERTIA,
-                LEAST_INERTIA,
-                MOST_INERTIA,
+                MOST_MOMENTUM,
+                LEAST_MOMENTUM,
+                MOST_MOMENTUM,
             )

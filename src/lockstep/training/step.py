@@ -1,4 +1,4 @@
-"""One optimizer step on one rank, timed phase by phase.
+"""One optimizer step on one rank: the gradient of a global batch, timed phase by phase. Recipes and a user's own loop share it.
 
 The loss is the sum over samples divided by the *global* count, also in the last, partial batch and in a partial
 accumulation window. So the gradient does not depend on how the batch was divided.
@@ -6,181 +6,184 @@ accumulation window. So the gradient does not depend on how the batch was divide
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from lockstep.data.batches import Batches
+from lockstep.errors import InputError
 from lockstep.measure.clock import DATA, EXCHANGE, FORWARD, OPTIMIZER, StepClock
 from lockstep.measure.records import StepLog
-from lockstep.models import layers
-from lockstep.parallel.ranks import Rank
-from lockstep.parallel.strategies import Strategy
-from lockstep.placement import Plan, micro_shares
-from lockstep.recipe import Recipe
-from lockstep.training.loss import Loss, penalize
-from lockstep.training.optimizers import Optimizer, clip, make_dense
-from lockstep.training.precision import Precision
-from lockstep.training.schedule import Pace
+from lockstep.strategies import Strategy
+from lockstep.strategies.optimizer import Optimizer
+from lockstep.training.reduction import mean_over
 
-if TYPE_CHECKING:  # only `lockstep verify` needs it
-    from lockstep.training.witness import Witness
+_LAPS = {"data": DATA, "forward": FORWARD, "optimizer": OPTIMIZER}
 
 
-class Stepper:
-    """Forward, backward, exchange, update; holds what does not change from step to step."""
+class Records(Protocol):
+    """Where times, losses and hits go. The clock and the log may be replaced between steps: a file of rows grows."""
+
+    clock: StepClock
+    log: StepLog
+
+
+class Steps:
+    """Takes one rank's steps: what does not change from one to the next, and the one under way."""
 
     def __init__(
-        self,
-        recipe: Recipe,
-        strategy: Strategy,
-        optimizer: Optimizer,
-        batches: Batches,
-        plan: Plan,
-        rank: Rank,
-        clock: StepClock,
-        log: StepLog,
-        precision: Precision,
-        steps_before: int = 0,
+        self, strategy: Strategy, records: Records, world: int, optimizer: Optimizer | None = None, taken: int = 0
     ) -> None:
-        """`steps_before`: how many steps of the run were taken before this process came to it."""
-        self._strategy, self._optimizer, self._batches = strategy, optimizer, batches
-        self._plan, self._rank, self._clock, self._log = plan, rank, clock, log
-        self._precision, self._pace = precision, Pace(recipe, plan, optimizer)
-        self._loss, self._regularize = Loss(recipe), recipe.regularize
-        self._penalized = recipe.regularize.l1 > 0 or recipe.regularize.l2 > 0
-        self._clip_norm = recipe.optimizer.clip_norm
-        # What a plain recipe does not ask for costs it nothing.
-        self._plain = not (self._penalized or self._clip_norm or precision.scale or precision.watch)
-        self._after_step = getattr(strategy, "after_step", None)
-        # An optimizer that is divided over the ranks (ZeRO) sends what it has updated to the others.
-        self._send_weights: Callable[[], None] | None = getattr(optimizer, "exchange", None)
-        self._parameters = optimizer.parameters
-        # Layers that exchange in forward (synchronised batch norm) need all ranks to make the same number of passes.
-        self._in_step = rank.world > 1 and layers.synchronises(strategy.model)
-        self._full_shares = self._shares(plan.global_batch)
-        self._weight = torch.zeros((), device=self._parameters[0].device)
-        self._weighs: tuple[int, float] = (0, 0.0)
-        self._row, self._taken = log.count, steps_before
-        self._ready = LastGradient(self._parameters, clock) if rank.world > 1 else None
-        self.witness: Witness | None = None
-        """Who writes the steps down (`lockstep verify`)."""
+        """`optimizer`: where the loop is ours; a script's own optimizer is its own affair. `taken`: steps of the run before this process."""
+        self.strategy, self.records, self.many, self.taken = strategy, records, world > 1, taken
+        self._optimizer = optimizer
+        trained = [parameter for parameter in strategy.bare.parameters() if parameter.requires_grad]
+        self._unchecked = trained if optimizer is None else None
+        """Until a script's first step is over: parameters that must have a gradient then."""
+        self._weight, self._weighs = torch.zeros((), device=trained[0].device if trained else "cpu"), 0.0
+        self._ready = LastGradient(optimizer.parameters if optimizer else trained, self) if self.many else None
+        # A hook that nobody has overridden costs nothing, and leaves no mark in the times.
+        self.exchanges = self.many and type(strategy).exchange is not Strategy.exchange
+        self._sends = self.many and optimizer is not None and type(optimizer).exchange is not Optimizer.exchange
+        self._acts_after = self.many and type(strategy).after_step is not Strategy.after_step
+        self._open: Step | None = None
+        self.row = records.log.count
+        """The row of the next step. On a GPU the log counts a row later, when the step's events are read."""
 
-    def run(self, epoch: int, first: int, count: int) -> None:
-        """The step on the global batch of `count` samples that starts at position `first` of the epoch's order."""
-        clock, witness = self._clock, self.witness
-        if witness:
-            witness.before(self._taken)
-        clock.start()
-        self._pace.set(self._taken)
-        samples = self._gradients(first, count)
-        if witness:
-            witness.exchanged(self._clip_norm, self._regularize)
-        if self._plain:
-            self._take_step()
+    def open(self, samples: int, count: int, mine: torch.Tensor | None = None) -> Step:
+        """The next step, on a global batch of `count` samples, of which this rank has `samples`."""
+        self._open = Step(self, samples, count, mine)
+        return self._open
+
+    def finish(self, epoch: int) -> Step | None:
+        """End the step under way and write its row; None where there is none."""
+        step, self._open = self._open, None
+        if step is None:
+            return None
+        if not step.exchanged:
+            raise InputError(
+                "a step ended without step.backward(loss_sum): its gradients are not those of the global batch"
+            )
+        clock = self.records.clock
+        if step.updated:
+            clock.skip()
         else:
-            self._update()
-        self._drop_gradients()
-        self._taken += 1
-        clock.lap(OPTIMIZER)
-        if self._after_step is not None:
-            self._after_step(self._taken)
+            clock.lap(OPTIMIZER)
+        if self._sends and self._optimizer is not None:
+            self._optimizer.exchange()
             clock.lap(EXCHANGE)
-        clock.finish(epoch, samples)
-        self._row += 1
+        if self._acts_after:
+            self.strategy.after_step(self.taken + 1)
+            clock.lap(EXCHANGE)
+        clock.finish(epoch, step.samples)
+        self.taken += 1
+        self.row += 1
         if self._ready:
             self._ready.narrow()
-        if witness:
-            witness.after()
+        return step
 
-    def _update(self) -> None:
-        """The optimizer's step, with all that a recipe may want between the gradients and it."""
-        make_dense(self._parameters)
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
-        watch, scale = self._precision.watch, self._precision.scale
-        looking = watch is not None and watch.due(self._taken)
-        if looking and watch:
-            watch.before(self._parameters, gradients)
-        if scale is not None and not scale.unscale(gradients):
-            return
-        if self._penalized:
-            penalize(self._parameters, self._regularize)
-        if self._clip_norm is not None:
-            clip(gradients, self._clip_norm, getattr(self._strategy, "whole_norm", None))
-        self._take_step()
-        if looking and watch:
-            watch.after(self._parameters, [p.grad for p in self._parameters])
+    def gradients_ready(self) -> None:
+        self.records.clock.gradients_ready()
 
-    def _take_step(self) -> None:
-        self._optimizer.step()
-        if self._send_weights is not None:
-            self._clock.lap(OPTIMIZER)
-            self._send_weights()
-            self._clock.lap(EXCHANGE)
-
-    def _drop_gradients(self) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
-
-    def _gradients(self, first: int, count: int) -> int:
-        shares = self._full_shares if count == self._plan.global_batch else self._shares(count)
-        last = len(shares) - 1
-        for position, (low, high) in enumerate(shares):
-            if position == last:
-                self._micro_step(first, low, high, count, position, exchanged=self._rank.world > 1)
-            else:
-                with self._strategy.no_exchange():
-                    self._micro_step(first, low, high, count, position, exchanged=False)
-        if self._strategy.exchange is not None:
-            self._clock.gradients_ready()
-            self._strategy.exchange()
-            self._clock.lap(EXCHANGE)
-        return shares[-1][1] - shares[0][0]
-
-    def _shares(self, count: int) -> list[tuple[int, int]]:
-        """This rank's micro batches within a global batch, with empty ones at the end where others have more of them."""
-        mine = list(micro_shares(count, self._rank.rank, self._plan))
-        if self._in_step:
-            most = max(len(list(micro_shares(count, rank, self._plan))) for rank in range(self._plan.ranks))
-            mine += [(mine[-1][1], mine[-1][1])] * (most - len(mine))
-        return mine
-
-    def _micro_step(self, first: int, low: int, high: int, count: int, position: int, exchanged: bool) -> None:
-        clock, log, row, precision = self._clock, self._log, self._row, self._precision
-        empty = low == high
-        # A rank without samples (a short last batch) computes one with weight zero, so that it can take part.
-        start, stop = (first, first + 1) if empty else (first + low, first + high)
-        batch = self._batches.train_batch(start, stop)
-        clock.lap(DATA)
-        if self.witness:
-            self.witness.saw(batch, 0 if empty else high - low, count)
-        layers.bind(batch.keys, 0 if empty else high - low)
-        with precision.context():
-            scores = precision.scores(self._strategy.model(precision.images(batch.images)))
-            loss = self._loss(scores, batch)
-        clock.lap(FORWARD)
-        # Not loss.backward(weight), which imports the symbolic shapes of the compiler (0.5 s) to compare two shapes.
-        (loss * self._weight_for(0 if empty else count)).backward()  # type: ignore[no-untyped-call]
-        clock.lap_backward(exchanged)
-        if empty:
-            return
-        loss_sum, correct = loss.detach(), (scores.detach().argmax(1) == batch.labels).sum()
-        if position == 0:
-            log.loss[row], log.correct[row] = loss_sum, correct
-        else:
-            log.loss[row] += loss_sum
-            log.correct[row] += correct
-        clock.skip()
-
-    def _weight_for(self, count: int) -> torch.Tensor:
-        """What each sample's loss counts: 1 / global count, times what the strategy divides by, times fp16's loss scale."""
-        weighs = (count, self._strategy.gradient_scale)
+    def weight(self, count: int) -> torch.Tensor:
+        """What each sample's loss counts: 1 / global count, times what the strategy divides by; 0 for a dummy sample (count 0)."""
+        weighs = self.strategy.gradient_scale / count if count else 0.0
         if weighs != self._weighs:
             self._weighs = weighs
-            self._weight.fill_(self._strategy.gradient_scale / count if count else 0.0)
-        return self._weight if self._precision.scale is None else self._weight * self._precision.scale.value
+            self._weight.fill_(weighs)
+        return self._weight
+
+    def check_loss(self, loss: torch.Tensor, samples: int) -> None:
+        """In a script's first step: a mean over the rank's samples would make N ranks compute something else than one."""
+        mean = mean_over(loss, samples) if self._unchecked is not None and samples > 1 else None
+        if mean:
+            raise InputError(
+                f"step.backward: the loss is a mean over this rank's samples ({mean}), and ranks have different numbers of them: "
+                "give the sum (reduction='sum'); backward divides by the global count"
+            )
+
+    def check_gradients(self) -> None:
+        """In a script's first step: a strategy that keeps the gradients for itself would leave the script's optimizer without."""
+        unchecked, self._unchecked = self._unchecked, None
+        if unchecked is not None and all(parameter.grad is None for parameter in unchecked):
+            raise InputError("step.backward: no parameter of the model that s.wrap was given has a gradient after it")
+
+
+class Step:
+    """What the body of `for step in s.steps(…)` works with."""
+
+    def __init__(self, steps: Steps, samples: int, count: int, mine: torch.Tensor | None) -> None:
+        self._steps = steps
+        self.samples, self.count = samples, count
+        self._mine = mine
+        self.exchanged, self.updated, self.correct_known, self.passes = False, False, False, 0
+        self._inner = False
+
+    @property
+    def mine(self) -> torch.Tensor:
+        """Which samples of the set this rank takes. Never empty: a rank without any computes one that counts for nothing."""
+        assert self._mine is not None
+        return self._mine
+
+    def lap(self, phase: str) -> None:
+        """What came since the last mark was `phase`: data, forward or optimizer. Backward and exchange mark themselves."""
+        if phase not in _LAPS:
+            raise InputError(f"step.lap('{phase}'): known are {', '.join(_LAPS)}")
+        self.updated = phase == "optimizer"
+        self._steps.records.clock.lap(_LAPS[phase])
+
+    def backward(self, loss_sum: torch.Tensor, scaler: Any = None, *, samples: int | None = None) -> None:
+        """Gradients of the mean over the whole global batch; `loss_sum` is the sum over this rank's samples.
+
+        `scaler`: a torch.amp.GradScaler, whose scale the gradients get. `samples`: how many this pass has, where a step takes
+        several and some may have none; a pass without samples takes part and counts for nothing.
+        """
+        if self.exchanged:
+            raise InputError(
+                "step.backward: gradients were exchanged already; all calls but the last go into step.no_exchange()"
+            )
+        steps, clock = self._steps, self._steps.records.clock
+        clock.lap(FORWARD)
+        counts = self.samples if samples is None else samples
+        steps.check_loss(loss_sum, counts)
+        weight = steps.weight(self.count if counts else 0)
+        # Not loss.backward(weight), which imports the symbolic shapes of the compiler (0.5 s) to compare two shapes.
+        (loss_sum * (weight if scaler is None else scaler.scale(weight))).backward()  # type: ignore[no-untyped-call]
+        clock.lap_backward(steps.many and not self._inner)
+        self.passes += 1
+        if not self._inner:
+            self.exchanged = True
+            if steps.exchanges:
+                clock.gradients_ready()
+                steps.strategy.exchange()
+                clock.lap(EXCHANGE)
+            steps.check_gradients()
+        if counts:
+            # Written by torch, so nothing waits for the number.
+            steps.records.log.loss[steps.row].add_(loss_sum.detach())
+        clock.skip()
+
+    @contextmanager
+    def no_exchange(self) -> Iterator[None]:
+        """Around forward and backward of all passes but the last, where a step takes several (gradient accumulation)."""
+        self._inner = True
+        try:
+            with self._steps.strategy.no_exchange():
+                yield
+        finally:
+            self._inner = False
+
+    def log(self, *, correct: torch.Tensor | int) -> None:
+        """How many of this rank's samples were right. Nothing waits for a tensor's value."""
+        steps, clock = self._steps, self._steps.records.clock
+        if not self.updated:
+            clock.lap(OPTIMIZER if self.exchanged else FORWARD)
+        if self.samples:
+            steps.records.log.correct[steps.row].add_(correct)
+        self.correct_known = True
+        clock.skip()
 
 
 class LastGradient:
@@ -189,8 +192,8 @@ class LastGradient:
     All parameters are watched in the first step, which shows whose gradient comes last; from then on only that one.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], clock: StepClock) -> None:
-        self._clock = clock
+    def __init__(self, parameters: list[nn.Parameter], steps: Steps) -> None:
+        self._steps = steps
         self._latest: nn.Parameter | None = None
         self._handles: list[tuple[nn.Parameter, Any]] = [
             (p, p.register_post_accumulate_grad_hook(self._seen))  # type: ignore[no-untyped-call]
@@ -201,7 +204,7 @@ class LastGradient:
 
     def _seen(self, parameter: nn.Parameter) -> None:
         self._latest = parameter
-        self._clock.gradients_ready()
+        self._steps.gradients_ready()
 
     def narrow(self) -> None:
         if self._narrowed:

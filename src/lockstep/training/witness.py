@@ -1,9 +1,9 @@
 """What one rank writes down for `lockstep verify`, step by step (docs/verify.md).
 
 The run in one process is the *reference*: before each judged step it saves the whole state, and beside its own float32 step
-it computes the step's true gradient in float64. A run on another placement loads that state before the step, takes the step
+it computes the step's true gradient in float64 (truth.py). A run on another placement loads that state before the step, takes the step
 through its normal path, and writes down what came of it. So rounding of one step never reaches the next. Nothing is judged here:
-`lockstep.judge` compares what the folders hold.
+`lockstep.verify.judge` compares what the folders hold.
 
     proof/state-00000007.pt       reference: weights, buffers, optimizer, loss scale before step 7 (from 0)
     proof/true-00000007.pt        reference: the gradient and the loss in float64, and what perturbations of rounding size do to them
@@ -16,66 +16,39 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from lockstep.data.batches import Batch, Batches
-from lockstep.errors import RunFailed
 from lockstep.models import layers
-from lockstep.parallel.ranks import Rank
-from lockstep.parallel.strategies import Strategy
 from lockstep.recipe import Regularize
-from lockstep.run import Proof, Run, Spec, append_line
+from lockstep.run import Proof, append_line
+from lockstep.torch_private import AnyBatchNorm
+from lockstep.training.context import Context
 from lockstep.training.evaluate import Evaluation
 from lockstep.training.loss import Loss
-from lockstep.training.optimizers import Optimizer
-from lockstep.training.precision import Precision
-from lockstep.training.state import whole_state
+from lockstep.training.recipe_step import TrainState
+from lockstep.training.state import digest, whole_state
+from lockstep.training.truth import Gradient, Pass, true_evaluation, true_step
 
 FOLDER = "proof"
 # Every step is judged where that costs at most this; else as many as do, spread over the run.
 BUDGET_BYTES, BUDGET_SECONDS = 1 << 30, 20.0
-# How far the judge moves weights and images, in roundings of the recipe's number format: far enough to cross every kink (a ReLU, the
-# choice of a max-pool) that float32 may fall on either side of.
-PERTURBATION = 32 * 2.0**-24
-UNIT_ROUNDING = {"fp32": 2.0**-24, "bf16": 2.0**-8, "fp16": 2.0**-11, "pure-bf16": 2.0**-8, "pure-fp16": 2.0**-11}
-
-
-@dataclass
-class Pass:
-    """One forward pass of a step: what it was given, and of how many samples in all its global batch was."""
-
-    batch: Batch
-    real: int
-    """How many of the samples count: 0 for the dummy of a rank without any."""
-    count: int
 
 
 class Witness:
     """Follows one rank's steps and evaluations."""
 
-    def __init__(
-        self,
-        run: Run,
-        spec: Spec,
-        rank: Rank,
-        model: nn.Module,
-        strategy: Strategy,
-        optimizer: Optimizer,
-        precision: Precision,
-    ) -> None:
+    def __init__(self, context: Context, state: TrainState) -> None:
+        run, spec, rank, model = context.run, context.spec, context.rank, state.model
         assert spec.options.proof is not None
         self._proof: Proof = spec.options.proof
-        self._spec, self._rank, self._model, self._strategy = spec, rank, model, strategy
-        self._optimizer, self._precision, self._loss = optimizer, precision, Loss(spec.recipe)
+        self._spec, self._rank, self._model, self._strategy = spec, rank, model, state.strategy
+        self._optimizer, self._precision, self._loss = state.optimizer, state.precision, Loss(spec.recipe)
         self._names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self._folder = run.folder / FOLDER
         self._folder.mkdir(exist_ok=True)
@@ -87,12 +60,8 @@ class Witness:
         self._passes: list[Pass] = []
         self._before: dict[str, Any] | None = None
         self._judge: nn.Module | None = None
-        norm = any(isinstance(layer, _BatchNorm) for layer in model.modules())
+        norm = any(isinstance(layer, AnyBatchNorm) for layer in model.modules())
         append_line(self._folder / f"rank-{rank.rank:04d}.jsonl", {"batch_norm": norm})
-
-    @property
-    def _perturbation(self) -> float:
-        return max(PERTURBATION, 2 * UNIT_ROUNDING[self._spec.recipe.precision])
 
     @property
     def _is_judge(self) -> bool:
@@ -128,18 +97,16 @@ class Witness:
         optimizer, scale = self._optimizer, self._precision.scale
         self._row |= {
             "lr": optimizer.lr,
-            "inertia": optimizer.inertia,
+            "momentum": optimizer.momentum,
             "clip_norm": clip_norm,
             "l1": regularize.l1,
             "l2": regularize.l2,
             "scale": float(scale.value) if scale else 1.0,
         }
         gradients = [None if p.grad is None else p.grad.detach().clone() for p in optimizer.parameters]
-        together: Callable[[int, Tensor], Tensor] | None = getattr(self._strategy, "together", None)
-        if together:
-            gradients = [None if g is None else together(index, g) for index, g in enumerate(gradients)]
-        self._row["gradient"] = _digest([g for g in gradients if g is not None])
-        self._kept["gradient"] = dict(zip(self._names, gradients, strict=True))
+        gradients = [None if g is None else self._strategy.whole(index, g) for index, g in enumerate(gradients)]
+        self._kept["gradient"] = found = dict(zip(self._names, gradients, strict=True))
+        self._row["gradient"] = digest({name: g for name, g in found.items() if g is not None})
 
     def after(self) -> None:
         """The step is over."""
@@ -147,13 +114,15 @@ class Witness:
         self._expected = self._row["weights"] = self._weights_digest()
         if self._before is not None:
             after = self._state()
-            self._row["optimizer"] = _digest([t for tensors in after["optimizer"].values() for t in tensors])
+            self._row["optimizer"] = digest(
+                {f"{k} {i}": t for k, ts in after["optimizer"].items() for i, t in enumerate(ts)}
+            )
             if self._proof.keep:
                 if self._rank.is_first:
                     torch.save({**self._kept, **after}, self._path("step", step, self._folder))
                 if self._judge is not None:
                     self._write_truth(step, begin)
-                if self._rank.world > 1 and not hasattr(self._strategy, "together"):
+                if self._rank.world > 1 and not self._strategy.divides_weights:
                     self._write_own(step, after)
         append_line(self._folder / f"rank-{self._rank.rank:04d}.jsonl", self._row)
 
@@ -166,7 +135,9 @@ class Witness:
         if self._source is not None:
             self._load(_read(path))
         elif self._proof.keep:
-            torch.save({**self._state(), **self._true_evaluation(test)}, path)
+            samples, batch = self._spec.plan.test_samples, self._spec.placement.eval_batch
+            truth = true_evaluation(self._model, test, samples, batch, self._precision)
+            torch.save({**self._state(), **truth}, path)
         self._expected = self._weights_digest()
 
     def saw_test(self, images: Tensor, labels: Tensor) -> None:
@@ -191,19 +162,15 @@ class Witness:
     @torch.no_grad()
     def _load(self, state: dict[str, Any]) -> None:
         state = _cloned(state)  # an optimizer may keep the tensors it is given
-        self._load_weights(state["model"])
+        self._strategy.load_weights(state["model"])
         self._optimizer.load_state(state["optimizer"])
         if self._precision.scale and state["scale"]:
             self._precision.scale.load_state(state["scale"])
 
-    def _load_weights(self, weights: dict[str, Tensor]) -> None:
-        load: Callable[[dict[str, Tensor]], Any] = getattr(self._strategy, "load_whole", self._model.load_state_dict)
-        load(weights)
-
     def _weights_digest(self) -> str:
         """Of what the optimizer moves. Buffers are compared apart: some change between steps by design."""
         state = whole_state(self._model)
-        return _digest([state[name] for name in self._names])
+        return digest({name: state[name] for name in self._names})
 
     def _path(self, kind: str, step: int, folder: Path | None = None) -> Path:
         return (folder or self._source or self._folder) / f"{kind}-{step:08d}.pt"
@@ -220,7 +187,7 @@ class Witness:
         assert self._before is not None
         generator, parameters = torch.get_rng_state(), [p for p in self._model.parameters() if p.requires_grad]
         scale = self._precision.scale
-        self._load_weights(self._before["model"])
+        self._strategy.load_weights(self._before["model"])
         torch.set_rng_state(self._generator)
         sums = [torch.zeros_like(p, dtype=torch.float64) for p in parameters]
         sizes = [torch.zeros_like(p, dtype=torch.float64) for p in parameters]
@@ -240,7 +207,7 @@ class Witness:
                 if gradient is not None:
                     total += gradient.double() / factor
                     size += gradient.double().abs() / factor
-        self._load_weights(after["model"])
+        self._strategy.load_weights(after["model"])
         torch.set_rng_state(generator)
         content = {
             "gradient": dict(zip(self._names, sums, strict=True)),
@@ -251,23 +218,11 @@ class Witness:
 
     def _write_truth(self, step: int, begin: float) -> None:
         assert self._judge is not None
-        judge = self._judge.double()
-        start = {name: tensor.clone() for name, tensor in judge.state_dict().items()}
-        loss, truth = self._gradient_in_double(judge)
-        moved: dict[str, Tensor] = {name: torch.zeros((), dtype=torch.float64) for name in truth}
-        loss_moved = 0.0
-        for draw, sign in ((0, 1.0), (0, -1.0), (1, 1.0), (1, -1.0)):
-            judge.load_state_dict(start)
-            noise = Noise(sign * self._perturbation, 2 * step + draw)
-            with torch.no_grad():
-                for parameter in judge.parameters():
-                    parameter.copy_(noise(parameter))
-            other, gradient = self._gradient_in_double(judge, noise)
-            loss_moved = max(loss_moved, abs(other - loss))
-            for name in moved:
-                moved[name] = torch.maximum(moved[name], (gradient[name] - truth[name]).norm())
-        content = {"gradient": truth, "moved": moved, "loss": loss, "loss_moved": loss_moved}
-        torch.save(content, self._path("true", step))
+        precision, gradient = (
+            self._spec.recipe.precision,
+            Gradient(self._names, self._passes, self._loss, self._generator),
+        )
+        torch.save(true_step(self._judge.double(), gradient, precision, step), self._path("true", step))
         if step == 0:
             self._choose_stride(perf_counter() - begin)
 
@@ -277,60 +232,6 @@ class Witness:
         # Every placement writes about as much again.
         cost = max(3 * size / BUDGET_BYTES, seconds / BUDGET_SECONDS)
         self._stride = max(1, round(self._spec.plan.total_steps * cost + 0.5))
-
-    def _gradient_in_double(
-        self, judge: nn.Module, noise: Callable[[Tensor], Tensor] = lambda images: images
-    ) -> tuple[float, dict[str, Tensor]]:
-        """Of the mean loss over the whole global batch."""
-        parameters = [p for p in judge.parameters() if p.requires_grad]
-        generator = torch.get_rng_state()
-        torch.set_rng_state(self._generator)
-        total, sums = 0.0, [torch.zeros_like(p) for p in parameters]
-        for each in self._passes:
-            layers.bind(each.batch.keys, each.real)
-            try:
-                loss = self._loss(judge(noise(each.batch.images.double())), each.batch) / each.count
-            except RuntimeError as error:
-                text = str(error).partition("\n")[0]
-                raise RunFailed(f"verify needs the model in float64, and there it fails: {text}") from None
-            total += loss.item()
-            for sum_, gradient in zip(sums, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True):
-                if gradient is not None:
-                    sum_ += gradient
-        torch.set_rng_state(generator)
-        return total, dict(zip(self._names, sums, strict=True))
-
-    @torch.inference_mode()
-    def _true_evaluation(self, test: Batches) -> dict[str, Any]:
-        """The evaluation in float64, and how many samples are so close to another class that rounding may decide."""
-        judge = copy.deepcopy(self._model).double().eval()
-        self._model.eval()
-        loss, hits, error, margins = 0.0, 0, 0.0, list[Tensor]()
-        samples, batch = self._spec.plan.test_samples, self._spec.placement.eval_batch
-        for low in range(0, samples, batch):
-            images, labels = test.take(low, min(low + batch, samples))
-            truth = judge(images.double())
-            with self._precision.context():
-                ours = self._precision.scores(self._model(self._precision.images(images)))
-            error = max(error, float((ours.double() - truth).abs().max()))
-            loss += functional.cross_entropy(truth, labels, reduction="sum").item()
-            hits += int((truth.argmax(1) == labels).sum())
-            best = truth.topk(2, 1).values if truth.shape[1] > 1 else truth.repeat(1, 2)
-            margins.append(best[:, 0] - best[:, 1])
-        self._model.train()
-        unsure = int((torch.cat(margins) < 4 * error).sum())
-        return {"true_loss": loss / samples, "true_hits": hits, "unsure": unsure}
-
-
-class Noise:
-    """Every entry of what it is given, times 1 ± `size` or so. Of two with opposite signs, one crosses what is within reach on either side."""
-
-    def __init__(self, size: float, seed: int) -> None:
-        self._size, self._generator = size, torch.Generator().manual_seed(seed)
-
-    def __call__(self, values: Tensor) -> Tensor:
-        noise = torch.randn(values.shape, generator=self._generator, dtype=torch.float64)
-        return values * (1 + self._size * noise.to(values.device))
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -344,14 +245,6 @@ def _cloned(content: Any) -> Any:
     if isinstance(content, dict):
         return {key: _cloned(value) for key, value in content.items()}
     return [_cloned(value) for value in content] if isinstance(content, list) else content
-
-
-def _digest(tensors: list[Tensor]) -> str:
-    found = hashlib.sha256()
-    for tensor in tensors:
-        # Values, not memory: ranks may lay out the same tensor differently.
-        found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()[:32]
 
 
 def _fingerprints(images: Tensor, labels: Tensor) -> list[str]:

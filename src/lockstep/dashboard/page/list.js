@@ -2,7 +2,7 @@
 
 const COLUMNS = [
   ["id", "run"], ["state", "state"], ["created", "started"], ["model", "model and data"], ["ranks", "ranks", true], ["global_batch", "batch", true],
-  ["epochs", "progress"], ["test_accuracy", "test accuracy", true], ["train_seconds", "training time", true], ["images_per_second", "images/s", true],
+  ["epochs", "progress"], ...Object.entries(given.figures).map(([key, { label }]) => [key, label, true]),
 ];
 const GROUPS = ["under way", "done", "failed", "cancelled", "planned", "damaged"];
 const asked = new URLSearchParams(location.search);
@@ -46,8 +46,13 @@ const studies = element("div", { class: "studies" });
 const pager = element("div", { class: "pager", role: "navigation", "aria-label": "Pages of the list" });
 const empty = element("p", { class: "empty", hidden: true });
 
+// The best first, the newest, and the largest of what is neither good nor bad.
+function best(key, number) {
+  return given.figures[key] ? given.figures[key].better === "more" : number || key === "created";
+}
+
 const heads = COLUMNS.map(([key, label, number]) => element("th", { scope: "col", class: `${number ? "number" : ""} col-${key}` },
-  element("button", { type: "button", onclick: () => ask({ sort: key, down: query.sort === key ? !query.down : Boolean(number) || key === "created" }) }, label)));
+  element("button", { type: "button", onclick: () => ask({ sort: key, down: query.sort === key ? !query.down : best(key, number) }) }, label)));
 
 function tickedChanged() {
   try { sessionStorage.setItem("lockstep-ticked", JSON.stringify([...ticked])); } catch { /* until the page is closed */ }
@@ -79,9 +84,7 @@ function rowOf(row) {
     ranks: written(row.ranks, "count"),
     global_batch: written(row.global_batch, "count"),
     epochs: progressOf(row),
-    test_accuracy: written(row.test_accuracy, "percent"),
-    train_seconds: written(row.train_seconds, "seconds"),
-    images_per_second: row.images_per_second ? fixed(row.images_per_second, 0) : "–",
+    ...Object.fromEntries(Object.entries(given.figures).map(([key, { unit }]) => [key, written(row[key], unit)])),
   };
   return element("tr", { class: row.state === "damaged" ? "faint" : "" }, element("td", { class: "tick" }, box),
     ...COLUMNS.map(([key, , number], i) => element(i ? "td" : "th", { class: `${number ? "number" : ""} col-${key}`, scope: i ? null : "row" }, cells[key])));
@@ -132,27 +135,9 @@ function draw() {
   if (again) again.focus();
 }
 
-function themeSwitch() {
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  let chosen = "auto";
-  try { chosen = localStorage.getItem("lockstep-theme") || "auto"; } catch { /* no store */ }
-  const button = element("button", { type: "button", class: "tool", onclick: () => {
-    chosen = { auto: "light", light: "dark", dark: "auto" }[chosen];
-    try { localStorage.setItem("lockstep-theme", chosen); } catch { /* no store */ }
-    apply();
-  } });
-  const apply = () => {
-    document.documentElement.dataset.theme = chosen === "auto" ? (dark.matches ? "dark" : "light") : chosen;
-    button.textContent = `Theme: ${chosen}`;
-  };
-  dark.addEventListener("change", apply);
-  apply();
-  return button;
-}
-
 bar();
 document.body.classList.add("list");
-byId("top").append(element("h1", {}, "Runs and studies"), element("div", { class: "top-tools" }, element("code", {}, given.root), themeSwitch()));
+byId("top").append(element("h1", {}, "Runs and studies"), element("div", { class: "top-tools" }, element("code", {}, given.root), themeButton()));
 byId("main").append(studies,
   element("div", { class: "runs" }, element("h2", {}, "Runs"), groups,
     element("div", { class: "table-tools" }, search, count, element("span", { class: "chosen" }, untick, compare)),

@@ -21,7 +21,7 @@ inline bool pack_weights(const Problem& p, const Strided& w, bool backward, int6
         int64_t place = at / p.kernel * w.row + at % p.kernel * w.column;
         for (int64_t c = o; c < o + tile; c++) {
           Real weight = from[place + (backward ? i * w.out + c * w.in : c * w.out + i * w.in)];
-          usual = usual && weight < kTame && weight > -kTame;
+          usual = usual && weight < kLargest && weight > -kLargest;
           *to++ = weight;
         }
       }

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kReal = sizeof(REAL);  // bytes of the kernels' own numbers
 
-enum Answer { kDone = 0, kNotTame = 1, kNoMemory = 2 };
+enum Answer { kDone = 0, kNotFinite = 1, kNoMemory = 2 };
 
 // Memory that a thread keeps from call to call: what malloc gives back to the system has to be faulted in again.
 class Room {
@@ -69,17 +69,17 @@ struct Job {
     if (!room) return kNoMemory;
     int64_t rows = backward ? p.out_channels : p.in_channels, count = pieces(rows);
     return each(count, [&](int64_t i) {
-      return algorithm->pack_weights(p, weight, backward, rows * i / count, rows * (i + 1) / count, room) ? kDone : kNotTame;
+      return algorithm->pack_weights(p, weight, backward, rows * i / count, rows * (i + 1) / count, room) ? kDone : kNotFinite;
     });
   }
 
-  // The work on each part of the batch; `work(first, last, scratch, part)` says whether the numbers were tame.
+  // The work on each part of the batch; `work(first, last, scratch, part)` says whether the numbers were in range.
   template <class Work>
   int on_parts(int64_t parts, int64_t scratch, const Work& work) const {
     return each(parts, [&](int64_t i) -> int {
       char* room = scratch_room.of(scratch * kReal);
       if (!room) return kNoMemory;
-      return work(p.batch * i / parts, p.batch * (i + 1) / parts, room, i) ? kDone : kNotTame;
+      return work(p.batch * i / parts, p.batch * (i + 1) / parts, room, i) ? kDone : kNotFinite;
     });
   }
 };

@@ -170,9 +170,9 @@ INLINE void transpose_by(Vec (&rows)[LANES]) {
 INLINE void transpose(Vec (&rows)[LANES]) { transpose_by<LANES / 2>(rows); }
 
 // Beyond these sizes a product of two numbers, summed with the weights of Winograd's transforms, could overflow.
-constexpr Real kTame = static_cast<Real>(1ull << 40);
+constexpr Real kLargest = static_cast<Real>(1ull << 40);
 
-INLINE IntVec wild(Vec value) { return ~((value < fill(kTame)) & (value > fill(-kTame))); }
+INLINE IntVec out_of_range(Vec value) { return ~((value < fill(kLargest)) & (value > fill(-kLargest))); }
 
 INLINE bool any(IntVec mask) {
   Int found = 0;
@@ -182,7 +182,7 @@ INLINE bool any(IntVec mask) {
 
 // Winograd's transforms add up all numbers of a tile, and take away again what an output has no part in: what is left of it is rounding,
 // about 2 eps of the largest number x the sum of the weights' sizes (measured). So one number far larger than the rest would put its
-// rounding on outputs that it does not touch. At most so many times the mean size keeps that below 2^-13 of a sum of usual numbers;
+// rounding on outputs that it does not touch. A bound of N times the mean size keeps that below 2^-13 of a sum of usual numbers;
 // images and gradients of nets in training were seen to have a spread of 5 to 20.
 constexpr Real kSpread = 1 << 10;
 
@@ -192,12 +192,12 @@ struct Sizes {
   Vec largest{}, sum{}, count{};
   INLINE void add(Vec value) {
     Vec size = value < Vec{} ? -value : value;
-    found |= wild(value);
+    found |= out_of_range(value);
     largest = size > largest ? size : largest;
     sum += size;
     count += size > Vec{} ? fill(1) : Vec{};
   }
-  INLINE bool tame() const {
+  INLINE bool in_range() const {
     Real most = 0;
     UNROLL for (int i = 0; i < LANES; i++) most = larger<Real>(most, largest[i]);
     return !any(found) && most * total(count) <= kSpread * total(sum);

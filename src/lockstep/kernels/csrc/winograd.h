@@ -6,10 +6,10 @@
 
 namespace lockstep::winograd {
 
-inline bool tame(const Real* numbers, int64_t count) {
+inline bool in_range(const Real* numbers, int64_t count) {
   Sizes sizes;
   for (int64_t i = 0; i < count; i += kLanes) sizes.add(load(numbers + i));
-  return sizes.tame();
+  return sizes.in_range();
 }
 
 inline int64_t forward_scratch(const Problem& p) {
@@ -39,7 +39,7 @@ bool forward_images(const Problem& p, const Forward& a, int64_t first, int64_t l
         const T* image = static_cast<const T*>(a.x) + n * p.in_channels * p.height * p.width;
         into_pixels(Plain<T>{image}, p.channels_last, p.in_channels, p.height, p.width,
                     x + p.padding * (s.x_row + s.in), s.x_row, s.in);
-        if (!tame(x, s.x_size)) return false;
+        if (!in_range(x, s.x_size)) return false;
         held = n;
       }
       input_tile(x + kOut * (tile / s.columns * s.x_row + tile % s.columns * s.in), s.x_row, s.in, v + (t - begin) * s.v_row,
@@ -118,7 +118,7 @@ inline bool add_pixels(const Real* g, int64_t size, int64_t channels, Real* sums
   };
   while (c + 4 * kLanes <= channels) add(std::integral_constant<int, 4>{});
   while (c < channels) add(std::integral_constant<int, 1>{});
-  return sizes.tame();
+  return sizes.in_range();
 }
 
 template <class T>
@@ -141,7 +141,7 @@ bool backward_images(const Problem& p, const Backward& a, int64_t first, int64_t
       if (n != held_x) {
         into_pixels(Plain<T>{static_cast<const T*>(a.x) + n * x_count}, p.channels_last, p.in_channels, p.height, p.width,
                     x + p.padding * (s.x_row + s.in), s.x_row, s.in);
-        if (!tame(x, s.x_size)) return false;
+        if (!in_range(x, s.x_size)) return false;
         held_x = n;
       }
       input_tile(x + kOut * (tile / s.columns * s.x_row + tile % s.columns * s.in), s.x_row, s.in, v + (t - begin) * s.v_row,

@@ -64,7 +64,7 @@ inline bool pack_weights(const Problem& p, const Strided& w, bool backward, int6
         const Real* one = from + row * row_step + (column + lane) * column_step;
         UNROLL for (int tap = 0; tap < 9; tap++) taps[tap][lane] = one[tap / 3 * w.row + tap % 3 * w.column];
       }
-      UNROLL for (int tap = 0; tap < 9; tap++) found |= wild(load(taps[tap]));
+      UNROLL for (int tap = 0; tap < 9; tap++) found |= out_of_range(load(taps[tap]));
       int64_t panel = column / kPanel * kPanel;
       int64_t step = panel + kPanel <= columns ? kPanel : kLanes;
       Real* to = static_cast<Real*>(packed) + panel * depth + row * step + (column - panel);

@@ -1,17 +1,9 @@
-// How numbers are written (the rules of report/units.py), and small helpers to build elements. Text is only ever set as text.
+// How numbers are written (by the table of lockstep/units.py, which is put in here), and small helpers to build elements. Text is only ever set as text.
 
-const STEPS = {
-  seconds: [[1, 1, "s"], [1e-3, 1e-3, "ms"], [0, 1e-6, "µs"]],
-  bytes: [[1e9, 1e9, "GB"], [1e6, 1e6, "MB"], [1e3, 1e3, "kB"], [0, 1, "B"]],
-  binary: [[2 ** 30, 2 ** 30, "GiB"], [2 ** 20, 2 ** 20, "MiB"], [2 ** 10, 2 ** 10, "KiB"], [0, 1, "B"]],
-  percent: [[0, 0.01, "%"]],
-  times: [[0, 1, "×"]],
-  rate: [[0, 1, "images/s"]],
-  bandwidth: [[1, 1, "GB/s"], [0, 1e-3, "MB/s"]],
-};
+const UNITS = {{units}};
 
 function unitFor(unit, size) {
-  for (const [least, factor, name] of STEPS[unit] || []) {
+  for (const [least, factor, name] of UNITS[unit].steps) {
     if (Math.abs(size) >= least) return { factor, name };
   }
   return { factor: 1, name: "" };
@@ -29,9 +21,8 @@ function digits(value, count) {
 }
 
 function bare(value, unit, factor) {
-  if (unit === "count") return fixed(value, 0);
-  if (unit === "percent" || unit === "times") return fixed(value / factor, 2);
-  return digits(value / factor, unit === "number" || unit === "rate" ? 4 : 3);
+  const { digits: count, places } = UNITS[unit];
+  return places === null ? digits(value / factor, count) : fixed(value / factor, places);
 }
 
 // Left out of the document, a unit is "number".
@@ -65,4 +56,33 @@ function put(node, attributes, children) {
 
 function element(name, attributes, ...children) {
   return put(document.createElement(name), attributes, children);
+}
+
+// Light, dark, or as the system is; plots listen for the event.
+function themeButton() {
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  let chosen = "auto";
+  try { chosen = localStorage.getItem("lockstep-theme") || "auto"; } catch { /* a page from a file may have no store */ }
+  const show = (theme) => {
+    document.documentElement.dataset.theme = theme;
+    document.dispatchEvent(new Event("theme"));
+  };
+  const button = element("button", { type: "button", class: "tool", onclick: () => {
+    chosen = { auto: "light", light: "dark", dark: "auto" }[chosen];
+    try { localStorage.setItem("lockstep-theme", chosen); } catch { /* the same */ }
+    apply();
+  } });
+  const apply = () => {
+    show(chosen === "auto" ? (dark.matches ? "dark" : "light") : chosen);
+    button.textContent = `Theme: ${chosen}`;
+  };
+  dark.addEventListener("change", apply);
+  // Paper is white, and what is folded away cannot be unfolded on it.
+  addEventListener("beforeprint", () => {
+    show("light");
+    document.querySelectorAll("details.cell").forEach((one) => { one.open = true; });
+  });
+  addEventListener("afterprint", apply);
+  apply();
+  return button;
 }

@@ -48,7 +48,7 @@ function findings(part, prefix) {
       blocks.push(element("details", { class: "cell", open: place === 0 && !part.headlines }, element("summary", {}, element("strong", {}, about.name), element("span", { class: "gist" }, first.verdict)), element("div", { class: "findings" }, ...cards)));
     }
   }
-  if (part.notes) blocks.push(element("div", { class: "notes" }, element("h3", {}, "What to know before comparing"), element("ul", {}, ...part.notes.map((note) => element("li", {}, note)))));
+  if (part.notes) blocks.push(element("div", { class: "notes" }, element("h3", {}, part.kind === "run" ? "What to know" : "What to know before comparing"), element("ul", {}, ...part.notes.map((note) => element("li", {}, note)))));
   return blocks.length ? section(prefix, "findings", "Findings", several ? "What differs for certain, and what was found in each cell. Open a cell for the reasons." : "The costliest first.", ...blocks) : null;
 }
 
@@ -105,6 +105,13 @@ function simpleTable(table) {
     element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": table.title }, element("table", {}, element("thead", {}, element("tr", {}, ...table.columns.map((name) => element("th", { scope: "col" }, name)))), element("tbody", {}, ...table.rows.map((row) => element("tr", {}, ...cells(row)))))));
 }
 
+// Rows of one run: there may be many, so they are folded away.
+function tables(part, prefix) {
+  if (!part.tables) return null;
+  return section(prefix, "tables", "Epochs and ranks", "", ...part.tables.map((table) => element("details", { class: "cell" },
+    element("summary", {}, element("strong", {}, table.title), element("span", { class: "gist" }, `${table.rows.length} rows`)), table.says ? element("p", { class: "says" }, table.says) : null, sortable(table, false))));
+}
+
 function commandBlock(command) {
   const text = command.lines.join("\n");
   const copy = element("button", { type: "button", class: "tool", "aria-label": `Copy the command of ${command.name}`, onclick: async () => {
@@ -128,36 +135,11 @@ function partOf(part, prefix, several) {
     const charts = (part.charts || []).filter((chart) => chart.section === name);
     if (charts.length) order.push(section(prefix, name, title, about, element("div", { class: "figures-grid" }, ...charts.map(figureFor))));
   }
+  order.push(tables(part, prefix));
   const settings = element("div", { class: "tables-grid" }, simpleTable(part.same), simpleTable(part.environment));
   order.push(section(prefix, "setup", "Settings and environment", "Recipe: what is computed. Placement: where.", simpleTable(part.settings), settings));
   order.push(section(prefix, "again", "How to do it again", "", ...(part.commands || []).map(commandBlock)));
   return element("div", { class: "part", id: `${prefix}part` }, element("div", { class: "part-head" }, several ? element("h1", {}, part.name) : null, part.about ? element("p", { class: "lead" }, part.about) : null, facts), ...order);
-}
-
-function themeButton() {
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  let chosen = "auto";
-  try { chosen = localStorage.getItem("lockstep-theme") || "auto"; } catch { /* a page from a file may have no store */ }
-  const button = element("button", { type: "button", class: "tool", onclick: () => {
-    chosen = { auto: "light", light: "dark", dark: "auto" }[chosen];
-    try { localStorage.setItem("lockstep-theme", chosen); } catch { /* the same */ }
-    apply();
-  } });
-  const apply = () => {
-    document.documentElement.dataset.theme = chosen === "auto" ? (dark.matches ? "dark" : "light") : chosen;
-    button.textContent = `Theme: ${chosen}`;
-    document.dispatchEvent(new Event("theme"));
-  };
-  dark.addEventListener("change", apply);
-  // Paper is white, and what is folded away cannot be unfolded on it.
-  addEventListener("beforeprint", () => {
-    document.documentElement.dataset.theme = "light";
-    document.dispatchEvent(new Event("theme"));
-    document.querySelectorAll("details.cell").forEach((one) => { one.open = true; });
-  });
-  addEventListener("afterprint", apply);
-  apply();
-  return button;
 }
 
 function build() {

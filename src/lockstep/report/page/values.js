@@ -1,11 +1,11 @@
 // What can be read from a chart: its data as rows, its legend, and its stops, which are the places that the pointer and the arrow keys
 // go to. A stop has a box in the plot (asked of the view, which knows the scales), a title, and rows of text.
 
-const UNITS = { seconds: "s", bytes: "B", binary: "B", percent: "share of 1", rate: "images/s", bandwidth: "GB/s", times: "x" };
 const MARKERS = ["●", "■", "▲", "◆"];
 
 function columnName(axis) {
-  return UNITS[axis.unit] ? `${axis.label} (${UNITS[axis.unit]})` : axis.label;
+  const { base } = UNITS[axis.unit || "number"];
+  return base ? `${axis.label} (${base})` : axis.label;
 }
 
 // A plot's data as rows, the first of them the names of columns; the same as `lockstep report --format csv` writes.
@@ -15,7 +15,7 @@ function dataOf(chart) {
     return [["series", columnName(chart.x), columnName(chart.y), "low", "high", "point"], ...rows];
   }
   if (chart.kind === "bars") {
-    return [["bar", ...chart.parts.map((part) => `${part} (${UNITS[chart.x.unit]})`)], ...chart.rows.map((row) => [row.name, ...row.values])];
+    return [["bar", ...chart.parts.map((part) => `${part} (${UNITS[chart.x.unit].base})`)], ...chart.rows.map((row) => [row.name, ...row.values])];
   }
   if (chart.kind === "waterfall") {
     return [["part", columnName(chart.x), "total", "text"], ...chart.rows.map((row) => [row.name, row.value, row.total ? 1 : 0, row.text])];

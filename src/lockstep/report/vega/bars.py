@@ -2,48 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
-from lockstep.report.units import text
-from lockstep.report.vega.common import (
-    PLAIN,
-    SMALL,
-    WIDTH,
-    Spec,
-    axis_of,
-    base,
-    colour,
-    ink,
-    keep,
-    place,
-    scale_of,
-    unit_name,
-    written,
-)
+from lockstep.report.vega import common as vl
 from lockstep.report.views import Bars, Waterfall
+from lockstep.units import text
 
 # The least width of a stretch of a bar that has its share written on it.
 SHARE_WIDTH = 36
 FALLS = {"time of a step": "c0", "adds to it": "c1", "saves": "c2"}
 
 
-def bars(chart: Bars, narrow: bool) -> Spec:
+def bars(chart: Bars, narrow: bool) -> vl.Spec:
     most = max((sum(row.values) for row in chart.rows), default=0.0)
     room = _room([text(most, chart.x.unit)])
     x, y = _x(chart, [0.0, most], room), _rows(narrow)
-    part = colour("part", {name: name for name in chart.parts})
+    part = vl.colour("part", {name: name for name in chart.parts})
     wide = "scale('x', datum.end) - scale('x', datum.begin)"
     share = "format(100 * datum.value / datum.total, '.0f') + ' %'"
-    layers: list[Spec] = [
+    layers: list[vl.Spec] = [
         _here(y),
         {
-            "mark": {"type": "bar", "height": _thick(narrow), "stroke": ink("page"), "strokeWidth": 0.6},
+            "mark": {"type": "bar", "height": _thick(narrow), "stroke": vl.ink("page"), "strokeWidth": 0.6},
             "encoding": {"y": y, "x": x("begin"), "x2": {"field": "end"}, "color": part},
         },
         {
             "mark": {
                 "type": "text",
-                "fontSize": SMALL,
+                "fontSize": vl.SMALL,
                 "fontWeight": 600,
                 "color": {"expr": "palette['on-' + datum.part]"},
                 "text": {"expr": f"{wide} > {SHARE_WIDTH} ? {share} : ''"},
@@ -52,23 +38,23 @@ def bars(chart: Bars, narrow: bool) -> Spec:
         },
         {
             "transform": [{"aggregate": [{"op": "max", "field": "end", "as": "end"}], "groupby": ["name"]}],
-            "mark": _beside({"text": {"expr": written("datum.end", chart.x.unit)}}),
+            "mark": _beside({"text": {"expr": vl.written("datum.end", chart.x.unit)}}),
             "encoding": {"y": y, "x": x("end")},
         },
     ]
     used = [name for place, name in enumerate(chart.parts) if any(row.values[place] for row in chart.rows)]
-    spec = base(chart, layers, gone=chart.hidden, named=used, parts=chart.parts)
+    spec = vl.base(chart, layers, gone=chart.hidden, named=used, parts=chart.parts)
     rows = sum(row.role not in chart.hidden for row in chart.rows)
     return spec | {"data": {"name": "rows"}, "transform": _stacked(), **_height(rows, narrow)}
 
 
-def _stacked() -> list[Spec]:
+def _stacked() -> list[vl.Spec]:
     """From bars to their stretches, without those that are switched off."""
     return [
-        keep("indexof(gone, datum.role || '-') < 0"),
+        vl.keep("indexof(gone, datum.role || '-') < 0"),
         {"calculate": "parts", "as": "parts"},
         {"flatten": ["parts", "values"], "as": ["part", "value"]},
-        keep("datum.value > 0 && indexof(off, datum.part) < 0"),
+        vl.keep("datum.value > 0 && indexof(off, datum.part) < 0"),
         {"calculate": "indexof(parts, datum.part)", "as": "order"},
         {"stack": "value", "groupby": ["name"], "sort": [{"field": "order"}], "as": ["begin", "end"]},
         {"joinaggregate": [{"op": "sum", "field": "value", "as": "total"}], "groupby": ["name"]},
@@ -76,7 +62,7 @@ def _stacked() -> list[Spec]:
     ]
 
 
-def waterfall(chart: Waterfall, narrow: bool) -> Spec:
+def waterfall(chart: Waterfall, narrow: bool) -> vl.Spec:
     ends, reached = [0.0], 0.0
     for row in chart.rows:
         reached = row.value if row.total else reached + row.value
@@ -84,17 +70,17 @@ def waterfall(chart: Waterfall, narrow: bool) -> Spec:
     x, y = _x(chart, ends, _room([row.text for row in chart.rows])), _rows(narrow)
     saves = any(not row.total and row.value < 0 for row in chart.rows)
     kinds = {name: shade for name, shade in FALLS.items() if saves or name != "saves"}
-    layers: list[Spec] = [
+    layers: list[vl.Spec] = [
         _here(y),
         {
             "mark": {"type": "bar", "height": _thick(narrow)},
-            "encoding": {"y": y, "x": x("begin"), "x2": {"field": "end"}, "color": colour("kind", kinds)},
+            "encoding": {"y": y, "x": x("begin"), "x2": {"field": "end"}, "color": vl.colour("kind", kinds)},
         },
         {
-            "transform": [keep("isValid(datum.next)")],
+            "transform": [vl.keep("isValid(datum.next)")],
             "mark": {
                 "type": "rule",
-                "color": ink("faint"),
+                "color": vl.ink("faint"),
                 "strokeDash": [2, 2],
                 "y": {"expr": f"scale('y', datum.name) + bandwidth('y') / 2 + {_thick(narrow) / 2}"},
                 "y2": {"expr": f"scale('y', datum.next) + bandwidth('y') / 2 - {_thick(narrow) / 2}"},
@@ -106,11 +92,11 @@ def waterfall(chart: Waterfall, narrow: bool) -> Spec:
             "encoding": {"y": y, "x": x("right")},
         },
     ]
-    spec = base(chart, layers, named=list(kinds))
+    spec = vl.base(chart, layers, named=list(kinds))
     return spec | {"data": {"name": "rows"}, "transform": _fallen(), **_height(len(chart.rows), narrow)}
 
 
-def _fallen() -> list[Spec]:
+def _fallen() -> list[vl.Spec]:
     """Where each bar begins and ends. A total starts anew, and what follows adds to it."""
     return [
         {"calculate": "datum.total ? 1 : 0", "as": "totals"},
@@ -123,15 +109,11 @@ def _fallen() -> list[Spec]:
     ]
 
 
-def _x(chart: Bars | Waterfall, values: list[float], room: float) -> Any:
-    _, below = unit_name(chart.x, values)
-    count = {"expr": "max(2, floor(width / 90))"}
-    axis = axis_of(
-        chart.x, values, grid=True, tickCount=count, title=below, titleAnchor="end", domain=False, ticks=False
-    )
+def _x(chart: Bars | Waterfall, values: list[float], room: float) -> vl.Place:
+    axis = vl.below(chart.x, values, 90, grid=True, domain=False, ticks=False)
     # Text stands to the right of the longest bar.
-    scale = scale_of(chart.x, zero=True, range=[0, {"expr": f"width - {room:.0f}"}])
-    return lambda field: place(field, axis, scale)
+    scale = vl.scale_of(chart.x, zero=True, range=[0, {"expr": f"width - {room:.0f}"}])
+    return partial(vl.place, axis=axis, scale=scale)
 
 
 def _room(words: list[str]) -> float:
@@ -142,21 +124,21 @@ def _thick(narrow: bool) -> int:
     return 18 if narrow else 20
 
 
-def _height(rows: int, narrow: bool) -> Spec:
+def _height(rows: int, narrow: bool) -> vl.Spec:
     """Of all rows; the page asks for that of one when it shows more or fewer of them."""
     step = 48 if narrow else 32
     return {"height": step * rows, "usermeta": {"step": step}}
 
 
-def _rows(narrow: bool) -> Spec:
+def _rows(narrow: bool) -> vl.Spec:
     """Names to the left of their bars; on a narrow page, above them."""
-    axis: Spec = {
+    axis: vl.Spec = {
         "title": None,
         "domain": False,
         "ticks": False,
-        "labelColor": ink("ink"),
+        "labelColor": vl.ink("ink"),
         "labelPadding": 8,
-        "labelLimit": int(WIDTH * 0.34),
+        "labelLimit": int(vl.WIDTH * 0.34),
         "labelOverlap": False,
     }
     if narrow:
@@ -164,14 +146,17 @@ def _rows(narrow: bool) -> Spec:
     return {"field": "name", "type": "nominal", "sort": None, "title": None, "axis": axis, "scale": {"padding": 0}}
 
 
-def _here(y: Spec) -> Spec:
+def _here(y: vl.Spec) -> vl.Spec:
     """The row that the reader is at."""
     return {
-        "transform": [keep("datum.name === at"), {"aggregate": [{"op": "count", "as": "count"}], "groupby": ["name"]}],
-        "mark": {"type": "rect", "color": ink("ink"), "opacity": 0.07},
+        "transform": [
+            vl.keep("datum.name === at"),
+            {"aggregate": [{"op": "count", "as": "count"}], "groupby": ["name"]},
+        ],
+        "mark": {"type": "rect", "color": vl.ink("ink"), "opacity": 0.07},
         "encoding": {"y": y},
     }
 
 
-def _beside(more: Spec) -> Spec:
-    return {"type": "text", "align": "left", "dx": 6, "fontSize": PLAIN, "color": ink("muted"), **more}
+def _beside(more: vl.Spec) -> vl.Spec:
+    return {"type": "text", "align": "left", "dx": 6, "fontSize": vl.PLAIN, "color": vl.ink("muted"), **more}

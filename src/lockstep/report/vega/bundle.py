@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from lockstep.files import write_atomically
+
 SNIPPET = "window.vegaEmbed = vegaEmbed;"
 
 
@@ -51,9 +53,7 @@ def _made(path: Path) -> Bundle:
     packed = gzip.compress(script.encode(), 9, mtime=0)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.tmp")
-        temporary.write_bytes(packed)
-        temporary.replace(path)
+        write_atomically(path, packed, durable=False)
     except OSError:
         pass  # a page can be made without a place to keep it; it only takes longer
     return Bundle(script, packed)

@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
-from lockstep.report.units import scale, steps
 from lockstep.report.views import AnyChart, Axis
+from lockstep.units import UNITS, scale
 
 Spec = dict[str, Any]
+Place = Callable[[str], Spec]
+"""From the name of a field to its channel."""
 WIDTH = 760
 HEIGHT = 240
 FONT = "system-ui, -apple-system, Segoe UI, Roboto, Helvetica Neue, Arial, Liberation Sans, DejaVu Sans, sans-serif"
@@ -102,12 +104,12 @@ def lookup(table: str, key: str) -> str:
 
 def written(value: str, unit: str) -> str:
     """An expression that writes a number with its unit, as `units.text` does."""
-    return _by_size(value, unit, ",.3r" if unit not in ("number", "rate") else ",.4r")
+    return _by_size(value, unit, f",.{UNITS[unit].digits}r")
 
 
 def _by_size(value: str, unit: str, form: str) -> str:
     found = ""
-    for least, factor, name in steps(unit):
+    for least, factor, name in UNITS[unit].steps:
         words = f"format({value} / {factor!r}, '{form}') + ' {name}'"
         found += f"abs({value}) >= {least!r} ? {words} : " if least else words
     return found or f"format({value}, '{form}')"
@@ -150,6 +152,19 @@ def axis_of(axis: Axis, values: Iterable[float | None], **more: Any) -> Spec:
     else:
         found |= {"labelExpr": _label(factor)}
     return found
+
+
+def below(axis: Axis, values: Iterable[float | None], apart: int, **more: Any) -> Spec:
+    """The axis below a plot: a mark every N dots at most, and its title at the end. Vega leaves out every other mark until they fit."""
+    known = list(values)
+    _, title = unit_name(axis, known)
+    count = {"expr": f"max(2, floor(width / {apart}))"}
+    return axis_of(axis, known, tickCount=count, title=title, titleAnchor="end", **more)
+
+
+def upright(axis: Axis, values: Iterable[float | None]) -> Spec:
+    """The axis beside a plot: lines across it, and no title, which stands above."""
+    return axis_of(axis, values, grid=True, tickCount=5, domain=False, ticks=False, labelPadding=6)
 
 
 def _label(factor: float) -> str:

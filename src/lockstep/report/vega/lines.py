@@ -2,50 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from lockstep.report.vega.common import (
-    PLAIN,
-    SHOWN,
-    Spec,
-    axis_of,
-    base,
-    colour,
-    ink,
-    keep,
-    legend,
-    lookup,
-    place,
-    scale_of,
-    unit_name,
-)
+from lockstep.report.vega import common as vl
 from lockstep.report.views import Lines, Series
 
-SHAPES = ("circle", "square", "triangle-up", "diamond")
-OWN = {"expr": lookup("palette", "colour")}
+OWN = {"expr": vl.lookup("palette", "colour")}
 NAME = {"field": "name", "type": "nominal", "title": None}
-Place = Callable[[str], Spec]
-# In square dots, so that all look equally large.
+# The shapes of marks and their sizes, in square dots, so that all look equally large.
 SIZES = {"circle": 40, "square": 40, "triangle-up": 90, "diamond": 80}
 # Lines of more points than this are drawn without marks.
 MARKED_UP_TO = 30
 LINE_HEIGHT = 16
-# Intervals of one place stand beside each other, so many dots apart.
+# Intervals at one position stand beside each other, this many pixels apart.
 APART = 8
 
 
-def lines(chart: Lines) -> Spec:
+def lines(chart: Lines) -> vl.Spec:
     x, y, above = _channels(chart)
     about = {one.name: _about(chart, one) for one in chart.series}
     # Only the line, its band and its bars make the axes; all else is put where they say.
-    layers: list[Spec] = []
+    layers: list[vl.Spec] = []
     if any(each["banded"] for each in about.values()):
         layers.append(_band(x, y))
     if any(each["barred"] for each in about.values()):
         layers += _intervals(x, y)
     layers += [_line(chart, x, y), *_marks(chart, x), _cursor(), _marked()]
-    spec = base(
+    spec = vl.base(
         chart,
         layers,
         above,
@@ -58,7 +42,7 @@ def lines(chart: Lines) -> Spec:
     return spec | {"data": {"name": "series"}, "transform": _points()}
 
 
-def _line(chart: Lines, x: Spec, y: Place) -> Spec:
+def _line(chart: Lines, x: vl.Spec, y: vl.Place) -> vl.Spec:
     names = {one.name: one.colour for one in chart.series}
     dashes = {"domain": list(names), "range": [[6, 4] if one.dash else [1, 0] for one in chart.series]}
     return {
@@ -66,40 +50,40 @@ def _line(chart: Lines, x: Spec, y: Place) -> Spec:
         "encoding": {
             "x": x,
             "y": y("y"),
-            "color": colour("name", names),
-            "strokeDash": {**NAME, "scale": dashes, "legend": legend(list(names))},
+            "color": vl.colour("name", names),
+            "strokeDash": {**NAME, "scale": dashes, "legend": vl.legend(list(names))},
         },
     }
 
 
-def _band(x: Spec, y: Place) -> Spec:
+def _band(x: vl.Spec, y: vl.Place) -> vl.Spec:
     return {
         "mark": {"type": "area", "opacity": 0.15, "color": OWN},
         "encoding": {"x": x, "y": y("band_low"), "y2": {"field": "band_high"}, "detail": NAME},
     }
 
 
-def _cursor() -> Spec:
+def _cursor() -> vl.Spec:
     """Where the reader is."""
     return {
         "data": {"values": [{}]},
-        "transform": [keep("at !== null")],
-        "mark": {"type": "rule", "color": ink("faint")},
+        "transform": [vl.keep("at !== null")],
+        "mark": {"type": "rule", "color": vl.ink("faint")},
         "encoding": {"x": {"value": {"expr": "scale('x', at)"}}},
     }
 
 
-def _marked() -> Spec:
+def _marked() -> vl.Spec:
     """Marks at the points of short lines, and larger ones where the reader is."""
-    own = lookup("about", "name")
+    own = vl.lookup("about", "name")
     return {
-        "transform": [keep(f"isValid(datum.y) && ({own}.marked || datum.x === at)")],
+        "transform": [vl.keep(f"isValid(datum.y) && ({own}.marked || datum.x === at)")],
         "mark": {
             "type": "point",
             "filled": True,
             "opacity": 1,
             "color": OWN,
-            "stroke": ink("page"),
+            "stroke": vl.ink("page"),
             "strokeWidth": 1,
             "shape": {"expr": f"{own}.shape"},
             "size": {"expr": f"(datum.x === at ? 2 : 1) * {own}.size"},
@@ -112,31 +96,19 @@ def _marked() -> Spec:
 
 def shape(one: Series) -> str:
     number = one.colour[1:]
-    return SHAPES[int(number) % len(SHAPES)] if number.isdigit() else "circle"
+    return list(SIZES)[int(number) % len(SIZES)] if number.isdigit() else "circle"
 
 
-def _channels(chart: Lines) -> tuple[Spec, Place, str]:
+def _channels(chart: Lines) -> tuple[vl.Spec, vl.Place, str]:
     """Both axes, and the title of the upright one, which stands above it."""
     named = any(one.texts for one in chart.series)
     xs = [value for one in chart.series for value in one.x]
     ys = [value for one in chart.series for value in (*one.y, *one.low, *one.high)]
-    _, below = unit_name(chart.x, xs)
-    # Vega leaves out every other mark until no more than so many are left.
-    count = {"expr": f"max(2, floor(width / {44 if chart.x.unit == 'count' else 66}))"}
-    x = place(
-        "x",
-        axis_of(chart.x, xs, grid=False, tickCount=count, title=below, titleAnchor="end", titlePadding=6),
-        scale_of(chart.x, padding=30 if named else 8),
-    )
-    axis = axis_of(chart.y, ys, grid=True, tickCount=5, domain=False, ticks=False, labelPadding=6)
-    scale = scale_of(chart.y, padding=10)
-    if chart.y.unit == "times":
-        scale = scale_of(chart.y, zero=True, nice=True)
-
-    def y(field: str) -> Spec:
-        return place(field, axis, scale)
-
-    return x, y, unit_name(chart.y, ys)[1]
+    axis = vl.below(chart.x, xs, 44 if chart.x.unit == "count" else 66, grid=False, titlePadding=6)
+    x = vl.place("x", axis, vl.scale_of(chart.x, padding=30 if named else 8))
+    room = {"zero": True, "nice": True} if chart.y.unit == "times" else {"padding": 10}
+    y = partial(vl.place, axis=vl.upright(chart.y, ys), scale=vl.scale_of(chart.y, **room))
+    return x, y, vl.unit_name(chart.y, ys)[1]
 
 
 def _about(chart: Lines, one: Series) -> dict[str, Any]:
@@ -157,21 +129,21 @@ def _barred(one: Series) -> bool:
     return bool(one.low and (one.texts or len(one.x) == 1))
 
 
-def _points() -> list[Spec]:
+def _points() -> list[vl.Spec]:
     """From lines to their points; those that are switched off are left out, so that the axes fit what is seen."""
     lists = ("low", "high", "texts")
 
-    def either(kind: str, field: str) -> Spec:
+    def either(kind: str, field: str) -> vl.Spec:
         """Where there is no such interval it has no width, so that it changes no axis."""
-        is_so = f"{lookup('about', 'name')}.{kind}ed && isValid(datum.{field})"
+        is_so = f"{vl.lookup('about', 'name')}.{kind}ed && isValid(datum.{field})"
         return {"calculate": f"{is_so} ? datum.{field} : datum.y", "as": f"{kind}_{field}"}
 
     return [
-        SHOWN,
+        vl.SHOWN,
         *({"calculate": f"datum.{name} || []", "as": name} for name in lists),
         {"flatten": ["x", "y", *lists]},
-        keep("isValid(datum.x)"),
-        {"calculate": f"isValid(datum.low) ? {lookup('about', 'name')}.aside : 0", "as": "aside"},
+        vl.keep("isValid(datum.x)"),
+        {"calculate": f"isValid(datum.low) ? {vl.lookup('about', 'name')}.aside : 0", "as": "aside"},
         either("band", "low"),
         either("band", "high"),
         either("barr", "low"),
@@ -179,13 +151,13 @@ def _points() -> list[Spec]:
     ]
 
 
-def _intervals(x: Spec, y: Place) -> list[Spec]:
+def _intervals(x: vl.Spec, y: vl.Place) -> list[vl.Spec]:
     moved = {
         "color": OWN,
         "xOffset": {"expr": "datum.aside"},
         "opacity": {"expr": "datum.barr_low < datum.barr_high ? 0.75 : 0"},
     }
-    end: Spec = {"type": "tick", "orient": "horizontal", "size": 10, "thickness": 1.4, **moved}
+    end: vl.Spec = {"type": "tick", "orient": "horizontal", "size": 10, "thickness": 1.4, **moved}
     return [
         {
             "mark": {"type": "rule", "strokeWidth": 1.4, **moved},
@@ -195,7 +167,7 @@ def _intervals(x: Spec, y: Place) -> list[Spec]:
     ]
 
 
-def _marks(chart: Lines, x: Spec) -> list[Spec]:
+def _marks(chart: Lines, x: vl.Spec) -> list[vl.Spec]:
     """A dashed line at each marked place, and its words above the plot, one line for each."""
     if not chart.marks:
         return []
@@ -224,7 +196,7 @@ def _marks(chart: Lines, x: Spec) -> list[Spec]:
             "mark": {
                 "type": "text",
                 "color": OWN,
-                "fontSize": PLAIN,
+                "fontSize": vl.PLAIN,
                 "fontWeight": 600,
                 "baseline": "alphabetic",
                 "align": {"expr": f"{side} < 0.35 ? 'left' : {side} > 0.65 ? 'right' : 'center'"},

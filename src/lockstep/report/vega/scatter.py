@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-from lockstep.report.vega.common import (
-    SHOWN,
-    SMALL,
-    Spec,
-    axis_of,
-    base,
-    colour,
-    keep,
-    lookup,
-    place,
-    scale_of,
-    unit_name,
-)
+from functools import partial
+
+from lockstep.report.vega import common as vl
 from lockstep.report.views import Scatter
 
 # Areas of circles, in square dots: the largest, the least, and where the measure is not known.
@@ -23,35 +13,25 @@ LARGEST, LEAST, UNKNOWN = 1250, 80, 150
 MOST_NAMES = 12
 
 
-def scatter(chart: Scatter) -> Spec:
+def scatter(chart: Scatter) -> vl.Spec:
     xs = [value for dot in chart.dots for value in (dot.x, dot.x_low, dot.x_high)]
     ys = [value for dot in chart.dots for value in (dot.y, dot.y_low, dot.y_high)]
-    _, below = unit_name(chart.x, xs)
-    _, above = unit_name(chart.y, ys)
-    count = {"expr": "max(2, floor(width / 80))"}
-    x_axis = axis_of(chart.x, xs, grid=False, tickCount=count, title=below, titleAnchor="end", titlePadding=6)
-    y_axis = axis_of(chart.y, ys, grid=True, tickCount=5, domain=False, ticks=False, labelPadding=6)
+    below, upright = vl.below(chart.x, xs, 80, grid=False, titlePadding=6), vl.upright(chart.y, ys)
     # Room for the circles beyond the outermost values.
-    x_scale, y_scale = scale_of(chart.x, padding=26), scale_of(chart.y, padding=26)
-    names = colour("name", {dot.name: dot.colour for dot in chart.dots})
-
-    def x(field: str) -> Spec:
-        return place(field, x_axis, x_scale)
-
-    def y(field: str) -> Spec:
-        return place(field, y_axis, y_scale)
-
-    interval = {"type": "rule", "strokeWidth": 1.4, "opacity": 0.75, "color": {"expr": lookup("palette", "colour")}}
-    layers: list[Spec] = [
+    x = partial(vl.place, axis=below, scale=vl.scale_of(chart.x, padding=26))
+    y = partial(vl.place, axis=upright, scale=vl.scale_of(chart.y, padding=26))
+    names = vl.colour("name", {dot.name: dot.colour for dot in chart.dots})
+    interval = {"type": "rule", "strokeWidth": 1.4, "opacity": 0.75, "color": {"expr": vl.lookup("palette", "colour")}}
+    layers: list[vl.Spec] = [
         {
             "name": "across",
-            "transform": [keep("isValid(datum.x_low) && isValid(datum.x_high)")],
+            "transform": [vl.keep("isValid(datum.x_low) && isValid(datum.x_high)")],
             "mark": interval,
             "encoding": {"x": x("x_low"), "x2": {"field": "x_high"}, "y": y("y")},
         },
         {
             "name": "upright",
-            "transform": [keep("isValid(datum.y_low) && isValid(datum.y_high)")],
+            "transform": [vl.keep("isValid(datum.y_low) && isValid(datum.y_high)")],
             "mark": interval,
             "encoding": {"x": x("x"), "y": y("y_low"), "y2": {"field": "y_high"}},
         },
@@ -63,7 +43,7 @@ def scatter(chart: Scatter) -> Spec:
                 "filled": True,
                 "opacity": 1,
                 "fillOpacity": {"expr": "datum.name === at ? 0.6 : 0.35"},
-                "stroke": {"expr": lookup("palette", "colour")},
+                "stroke": {"expr": vl.lookup("palette", "colour")},
                 "strokeWidth": {"expr": "datum.name === at ? 3 : 1.6"},
             },
             "encoding": {
@@ -75,22 +55,22 @@ def scatter(chart: Scatter) -> Spec:
             },
         },
     ]
-    spec = base(
+    spec = vl.base(
         chart,
         layers,
-        above,
+        vl.unit_name(chart.y, ys)[1],
         named=[dot.name for dot in chart.dots],
         largest=max((dot.size or 0.0 for dot in chart.dots), default=0.0),
     )
     area = f"datum.size && largest ? max({LEAST}, {LARGEST} * datum.size / largest) : {UNKNOWN}"
     return spec | {
         "data": {"name": "dots"},
-        "transform": [SHOWN, {"calculate": area, "as": "area"}],
+        "transform": [vl.SHOWN, {"calculate": area, "as": "area"}],
         "usermeta": {"marks": [_names()] if len(chart.dots) <= MOST_NAMES else []},
     }
 
 
-def _names() -> Spec:
+def _names() -> vl.Spec:
     """Beside their circles, where no other circle or name is. Vega-Lite has no word for it, so the page adds this mark to Vega's form of
     the spec; it needs a canvas, which only browsers have, so files have the names in their legend alone."""
     sides = ("top-right", "top-left", "bottom-right", "bottom-left", "right", "left")
@@ -102,7 +82,7 @@ def _names() -> Spec:
         "encode": {
             "update": {
                 "text": {"field": "datum.name"},
-                "fontSize": {"value": SMALL},
+                "fontSize": {"value": vl.SMALL},
                 "limit": {"value": 170},
                 "fill": {"signal": "palette['ink']"},
             }

@@ -2,19 +2,7 @@
 
 from __future__ import annotations
 
-from lockstep.report.vega.common import (
-    SMALL,
-    Spec,
-    axis_of,
-    base,
-    colour,
-    ink,
-    keep,
-    lookup,
-    place,
-    scale_of,
-    unit_name,
-)
+from lockstep.report.vega import common as vl
 from lockstep.report.views import Lane, Timeline
 
 THICK, THIN = 24, 12
@@ -24,44 +12,40 @@ FAR, NEAR = 12, 3
 STEP_ROOM = 62
 
 
-def timeline(chart: Timeline) -> Spec:
+def timeline(chart: Timeline) -> vl.Spec:
     tops, high = _tops(chart.lanes)
     centres = [top + _thick(lane) / 2 for top, lane in zip(tops, chart.lanes, strict=True)]
     last = max((span.end for lane in chart.lanes for span in lane.spans), default=1.0)
-    _, below = unit_name(chart.x, [last])
-    count = {"expr": "max(2, floor(width / 90))"}
-    x_axis = axis_of(
-        chart.x, [last], grid=True, tickCount=count, title=below, titleAnchor="end", domain=False, ticks=False
-    )
-    x_scale = scale_of(chart.x, domain=[0, last])
-    y_axis: Spec = {
+    x_axis = vl.below(chart.x, [last], 90, grid=True, domain=False, ticks=False)
+    x_scale = vl.scale_of(chart.x, domain=[0, last])
+    y_axis: vl.Spec = {
         "title": None,
         "domain": False,
         "ticks": False,
         "grid": False,
         "values": centres,
         "labelExpr": "lane_names[indexof(centres, datum.value)]",
-        "labelColor": ink("ink"),
+        "labelColor": vl.ink("ink"),
         "labelPadding": 8,
         "labelOverlap": False,
     }
-    y = place("top", y_axis, {"domain": [0, high], "range": [0, high], "nice": False, "zero": False})
-    span: Spec = {"x": place("begin", x_axis, x_scale), "x2": {"field": "end"}, "y": y, "y2": {"field": "bottom"}}
-    part = colour("part", {name: name for name in chart.parts})
-    layers: list[Spec] = [
+    y = vl.place("top", y_axis, {"domain": [0, high], "range": [0, high], "nice": False, "zero": False})
+    span: vl.Spec = {"x": vl.place("begin", x_axis, x_scale), "x2": {"field": "end"}, "y": y, "y2": {"field": "bottom"}}
+    part = vl.colour("part", {name: name for name in chart.parts})
+    layers: list[vl.Spec] = [
         {
-            "mark": {"type": "rect", "stroke": {"expr": lookup("palette", "part")}, "strokeWidth": 0.4},
+            "mark": {"type": "rect", "stroke": {"expr": vl.lookup("palette", "part")}, "strokeWidth": 0.4},
             "encoding": {**span, "color": part},
         },
         {
-            "transform": [keep("datum.place === at")],
-            "mark": {"type": "rect", "filled": False, "stroke": ink("ink"), "strokeWidth": 1.5},
+            "transform": [vl.keep("datum.place === at")],
+            "mark": {"type": "rect", "filled": False, "stroke": vl.ink("ink"), "strokeWidth": 1.5},
             "encoding": span,
         },
-        *_marks(chart, place("x", x_axis, x_scale), last),
+        *_marks(chart, vl.place("x", x_axis, x_scale), last),
     ]
     used = {span.part for lane in chart.lanes for span in lane.spans}
-    spec = base(
+    spec = vl.base(
         chart,
         layers,
         named=[name for number, name in enumerate(chart.parts) if number in used],
@@ -89,7 +73,7 @@ def _tops(lanes: list[Lane]) -> tuple[list[int], int]:
     return found, at + 8
 
 
-def _spans() -> list[Spec]:
+def _spans() -> list[vl.Spec]:
     """From lanes to their stretches. `place` counts them over all lanes, as the arrow keys go through them."""
     return [
         {"window": [{"op": "row_number", "as": "lane"}]},
@@ -101,12 +85,12 @@ def _spans() -> list[Spec]:
         {"calculate": "parts[datum.span[0]]", "as": "part"},
         {"calculate": "datum.span[1]", "as": "begin"},
         {"calculate": "datum.span[2]", "as": "end"},
-        keep("indexof(off, datum.part) < 0"),
+        vl.keep("indexof(off, datum.part) < 0"),
     ]
 
 
-def _marks(chart: Timeline, x: Spec, last: float) -> list[Spec]:
-    """Where steps begin; their names as far as they do not lie upon each other."""
+def _marks(chart: Timeline, x: vl.Spec, last: float) -> list[vl.Spec]:
+    """Where steps begin. Names are left out where they would overlap."""
     if not chart.marks:
         return []
     rows = [{"x": mark.x, "text": mark.text, "number": number} for number, mark in enumerate(chart.marks)]
@@ -115,13 +99,19 @@ def _marks(chart: Timeline, x: Spec, last: float) -> list[Spec]:
     return [
         {
             "data": {"values": rows},
-            "mark": {"type": "rule", "color": ink("faint"), "strokeDash": [3, 3], "y": -10, "y2": {"expr": "height"}},
+            "mark": {
+                "type": "rule",
+                "color": vl.ink("faint"),
+                "strokeDash": [3, 3],
+                "y": -10,
+                "y2": {"expr": "height"},
+            },
             "encoding": {"x": x},
         },
         {
             "data": {"values": rows},
-            "transform": [keep(f"datum.number % {every} === 0")],
-            "mark": {"type": "text", "align": "left", "dx": 3, "fontSize": SMALL, "color": ink("ink"), "y": -8},
+            "transform": [vl.keep(f"datum.number % {every} === 0")],
+            "mark": {"type": "text", "align": "left", "dx": 3, "fontSize": vl.SMALL, "color": vl.ink("ink"), "y": -8},
             "encoding": {"x": x, "text": {"field": "text", "type": "nominal"}},
         },
     ]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 
 from lockstep.errors import InputError
 from lockstep.reading import exists
-from lockstep.study.definition import Study
+from lockstep.study.definition import Study, nearest
 from lockstep.study.file import read
 
 HERE = Path(__file__).parent
@@ -36,6 +35,5 @@ def find(name: str) -> list[Study]:
     if path.suffix == ".toml" or exists(path):
         return [read(path)]
     known = [*names(), ALL]
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(known)}; your own is a FILE.toml"
+    hint = nearest(name, known, f"there are {', '.join(known)}; your own is a FILE.toml")
     raise InputError(f"no study '{name}': {hint}")

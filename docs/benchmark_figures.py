@@ -1,0 +1,123 @@
+"""Write docs/benchmark-figures.md from benchmarks/results: `.venv/bin/python docs/benchmark_figures.py`.
+
+The page has the newest result of every section, and tests/test_docs.py holds it and the pages that quote it to the results.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+RESULTS = HERE.parent / "benchmarks/results"
+PAGE = HERE / "benchmark-figures.md"
+# Sections with more comparisons are counted here, and listed in full in their own file.
+MOST_ROWS = 20
+HEAD = """# Benchmark figures
+
+Every comparison is made within a round; the figure is the median over rounds, with its 95 % interval.
+*Met* means that the whole interval reaches the target. The date of each section links to its result,
+with all contenders, notes and the machine. `docs/benchmark_figures.py` writes this page from
+`benchmarks/results/`; [benchmarks](benchmarks.md) explains how the figures are measured.
+"""
+
+
+def main() -> None:
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+def page() -> str:
+    return "\n".join([HEAD, *(section(path) for path in newest())])
+
+
+def newest() -> list[Path]:
+    """The newest result of every section, by the section's name."""
+    found: dict[str, Path] = {}
+    for path in sorted(RESULTS.glob("*.json")):  # by date, so the newest stays
+        name = path.stem[11:]
+        if not name.endswith("-trial"):
+            found[name] = path
+    return [found[name] for name in sorted(found)]
+
+
+def section(path: Path) -> str:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    result = path.with_suffix(".md")
+    dated = f"[{path.stem[:10]}](../benchmarks/results/{result.name})"
+    lines = [f"## {path.stem[11:]}\n", document["title"], f"({dated}).\n"]
+    if not document["valid"]:
+        lines.append("**These figures are not valid: the result's notes say why.**\n")
+    # A pair's CPU time is in the result; here it stands only where it is what was judged.
+    comparisons = [one for one in document["comparisons"] if one["clock"] == "wall" or one["target"] is not None]
+    if not comparisons:
+        lines += contenders(result)
+    elif len(comparisons) > MOST_ROWS:
+        lines += counted(comparisons)
+    else:
+        lines += table(comparisons)
+    return "\n".join([*lines, ""])
+
+
+def contenders(result: Path) -> list[str]:
+    """Where nothing is compared, the first table of the result."""
+    text = result.read_text(encoding="utf-8")
+    start = text.index("| ")
+    return text[start : text.index("\n\n", start)].splitlines()
+
+
+def counted(comparisons: list[dict[str, Any]]) -> list[str]:
+    """Of many comparisons, those that missed their target, and how many did not."""
+    judged = [one for one in comparisons if one["target"] is not None]
+    missed = [one for one in judged if one["verdict"] == "missed"]
+    by_median = [one for one in judged if one["verdict"] == "met by the median only"]
+    lines = [
+        f"{len(judged)} comparisons have a target: {len(judged) - len(missed) - len(by_median)} met it,",
+        f"{len(by_median)} met it by the median only, {len(missed)} missed it.",
+    ]
+    return [*lines, "", *table(missed)] if missed else lines
+
+
+def table(comparisons: list[dict[str, Any]]) -> list[str]:
+    rows = [["comparison", "clock", "median and 95 % interval", "n", "target", "verdict"], ["---"] * 6]
+    for one in comparisons:
+        measure = {"speed": "in speed", "share": "in time", "difference": "difference in time"}[one["how"]]
+        interval = (
+            f" ({number(one, one['interval'][0])} to {number(one, one['interval'][1])})" if one["interval"] else ""
+        )
+        sign = "≥" if one["how"] == "speed" else "≤"
+        rows.append(
+            [
+                f"{one['ours']} / {one['theirs']}, {measure}",
+                one["clock"],
+                f"{number(one, one['median'])}{interval}",
+                str(len(one["values"])),
+                "–" if one["target"] is None else f"{sign} {number(one, one['target'])}",
+                one["verdict"] or "–",
+            ]
+        )
+    return [f"| {' | '.join(row)} |" for row in rows]
+
+
+def number(comparison: dict[str, Any], value: float) -> str:
+    """Three digits of the median; small shares as percentages."""
+    if comparison["how"] == "difference":
+        return f"{value:.0f} ms"
+    median = comparison["median"]
+    if comparison["how"] == "share" and median < 0.1:
+        return f"{100 * value:.{2 if median >= 0.001 else 3}f} %"
+    return f"{value:.{0 if median >= 100 else 1 if median >= 10 else 2}f}"
+
+
+def intervals() -> set[str]:
+    """Every interval that a page may quote, as "1.33 to 1.67"."""
+    found = set()
+    for path in newest():
+        for one in json.loads(path.read_text(encoding="utf-8"))["comparisons"]:
+            if one["interval"]:
+                found.add(" to ".join(number(one, value).split(" ")[0] for value in one["interval"]))
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Hosts emulated by network namespaces of this machine. network.py makes them, launcher.py starts ranks on them."""

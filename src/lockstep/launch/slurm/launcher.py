@@ -1,0 +1,244 @@
+"""`slurm`: submit a run as a batch job and follow it; inside an allocation, start its ranks there.
+
+One run from its folder to its end. The single steps, `submit`, `state` and `cancel`, are in job.py, for whoever has many
+jobs under way at once.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import sys
+import time
+import zlib
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+from lockstep.errors import InputError, RunFailed
+from lockstep.launch.base import Start
+from lockstep.launch.cause import failure, first_cause
+from lockstep.launch.ending import FolderWatch, recorded_end, signals_as_interrupt
+from lockstep.launch.slurm import script
+from lockstep.launch.slurm.job import LEAVE_S, LOOK_S, RECORD, JobState, cancel, end, state, submit
+from lockstep.launch.stall import StallWatch
+from lockstep.launch.supervise import PROGRESS_S, Progress, Reporter, supervise
+from lockstep.run import Run, Spec, folder_problem, read_json
+from lockstep.text import last_line
+from lockstep.units import counted
+
+__all__ = ["JobState", "cancel", "follow", "starts", "state", "submit"]
+
+# Slurm is asked often at first, then seldom, because a controller serves thousands of jobs.
+LOOK_SELDOM_S, SELDOM_AFTER_S = 5.0, 60.0
+# Seconds after which a queued job is mentioned; the last interval repeats.
+QUEUE_NOTES_S = (5.0, 30.0, 60.0)
+# Files that other hosts wrote may take a while to show here: the results of a job that succeeded are worth more waiting.
+SHOW_S, SHOW_FAILED_S = 10.0, 2.0
+
+WAITING = ("PENDING", "CONFIGURING", "UNREACHABLE")
+
+
+def starts(spec: Spec, folder: Path, host_index: int) -> list[Start]:
+    """The one command that brings the script to the cluster."""
+    script.check(spec.placement)
+    path = str(folder / script.NAME)
+    if allocation() is None:
+        return [Start(["sbatch", path], what="sbatch")]
+    shift = str(zlib.crc32(spec.id.encode()) % script.PORTS)
+    argv = [sys.executable, "-m", "lockstep.launch.slurm.step", path]
+    return [Start(argv, {script.PORT_SHIFT: shift}, what="srun")]
+
+
+def allocation() -> str | None:
+    """The job whose allocation we are in (salloc, or a job script of the user's)."""
+    return os.environ.get("SLURM_JOB_ID")
+
+
+def follow(run: Run, spec: Spec, progress: Progress | None) -> None:
+    """Run it on the cluster. Returns when it is done; raises what ended it otherwise."""
+    try:
+        _check_commands("srun" if allocation() else "sbatch")
+        if allocation():
+            _check_allocation(spec.placement.hosts)
+            script.write(run, spec)
+    except InputError as error:
+        run.write_final_status("failed", cause=str(error))
+        raise
+    if allocation():
+        _follow_step(run, spec, progress)
+    else:
+        _follow_job(run, spec, progress)
+
+
+def _check_commands(name: str) -> None:
+    missing = [name for name in (name, "scontrol", "scancel") if shutil.which(name) is None]
+    if missing:
+        raise InputError(
+            f"launcher=slurm needs {', '.join(missing)}: install Slurm's commands (slurm-client on Debian and Ubuntu, slurm on "
+            "Fedora), or run this on a login node of the cluster"
+        )
+
+
+def _check_allocation(hosts: int) -> None:
+    nodes = os.environ.get("SLURM_JOB_NUM_NODES", "")
+    if nodes.isdigit() and int(nodes) < hosts:
+        raise InputError(
+            f"hosts={hosts}, but this is inside Slurm job {allocation()} with {counted(int(nodes), 'node')}: ask salloc for more, or unset "
+            "SLURM_JOB_ID to submit a job of its own"
+        )
+
+
+def _follow_step(run: Run, spec: Spec, progress: Progress | None) -> None:
+    """Inside an allocation srun is a process of ours, and is watched as every launcher's are."""
+    try:
+        supervise(run, spec, starts(spec, run.folder, 0), 0, progress)
+    except RunFailed:
+        status = run.recorded_status()
+        if status["state"] != "failed" or "rank" in status or "signal" in status:
+            raise
+        _fail(run, {"cause": f"srun in Slurm job {allocation()} started no rank: {_last_words(run)}"})
+
+
+def _follow_job(run: Run, spec: Spec, progress: Progress | None) -> None:
+    job: str | None = None
+    watch = FolderWatch(run)
+
+    def take_back() -> dict[str, Any]:
+        if job is None:
+            return {}
+        end(job)
+        return {"job": job}
+
+    with signals_as_interrupt():
+        with recorded_end(run, watch, take_back):
+            # No supervisor_pid: the job lives on without us, and its ranks' signs of life say how it does.
+            run.write_status("starting", host=platform.node())
+            job = submit(run, spec)
+            if run.recorded_status()["state"] == "starting":
+                run.write_status("starting", host=platform.node(), job=job)
+            ended = _watch(run, spec, job, watch, progress)
+        conclude(run, job, ended)
+
+
+def _watch(run: Run, spec: Spec, job: str, watch: FolderWatch, progress: Progress | None) -> JobState:
+    """Until the job has ended. Progress comes from the run folder; Slurm is asked for what the folder cannot tell."""
+    began, next_look, leaving = time.monotonic(), 0.0, None
+    queue, report = _Queue(job, began, silent=progress is None), Reporter(run, spec, progress)
+    current, stall = JobState("PENDING"), StallWatch(run, spec)
+    while True:
+        now = time.monotonic()
+        if (problem := watch.problem()) is not None:
+            raise problem
+        if now >= next_look:
+            current = state(job)
+            done = run.recorded_status()["state"] == "done"
+            next_look = time.monotonic() + (LOOK_S if done or now - began < SELDOM_AFTER_S else LOOK_SELDOM_S)
+            if current.name == "COMPLETING" or (current.name == "UNREACHABLE" and done):
+                leaving = leaving or now
+            if current.ended or (leaving and now - leaving > LEAVE_S):
+                break
+            if current.name in WAITING:
+                queue.mention(current)
+        if current.name not in WAITING:
+            report()
+        if current.name == "RUNNING":
+            stall.check(now)
+        time.sleep(PROGRESS_S)
+    report()
+    return current
+
+
+class _Queue:
+    """Says once in a while why nothing happens."""
+
+    def __init__(self, job: str, began: float, silent: bool) -> None:
+        self._job, self._began, self._silent = job, began, silent
+        self._notes = 0
+        self._next = began + QUEUE_NOTES_S[0]
+
+    def mention(self, current: JobState) -> None:
+        now = time.monotonic()
+        if self._silent or now < self._next:
+            return
+        self._notes += 1
+        self._next = now + QUEUE_NOTES_S[min(self._notes, len(QUEUE_NOTES_S) - 1)]
+        what = "Slurm cannot be asked" if current.name == "UNREACHABLE" else current.name.lower()
+        reason = f" ({current.reason})" if current.reason else ""
+        with suppress(OSError):  # nobody looks on any more
+            print(
+                f"Slurm job {self._job}: {what}{reason}, {now - self._began:.0f} s so far", file=sys.stderr, flush=True
+            )
+
+
+def conclude(run: Run, job: str, ended: JobState) -> None:
+    record = {**(read_json(run.folder / RECORD) or {}), "ended": time.time(), **asdict(ended)}
+    run.write_final(run.folder / RECORD, record)
+    until = time.monotonic() + (SHOW_S if ended.name == "COMPLETED" else SHOW_FAILED_S)
+    while run.recorded_status()["state"] != "done":
+        accounts = any(True for pattern in ("failure", "exit") for _ in run.folder.glob(f"ranks/*/{pattern}.json"))
+        # What the controller decided needs no account of a rank; else the folder may be some seconds behind.
+        if ended.name in _DECIDED or accounts or time.monotonic() > until:
+            _fail(run, _cause(run, job, ended))
+        time.sleep(LOOK_S / 2)
+
+
+def _fail(run: Run, cause: dict[str, Any]) -> NoReturn:
+    run.write_final_status("failed", **cause)
+    raise failure(run, cause)
+
+
+# Endings that Slurm decided: the signals that ranks then died of are consequences.
+_DECIDED = {
+    "CANCELLED": "was cancelled (scancel)",
+    "TIMEOUT": "reached its time limit: give it more with slurm.time",
+    "NODE_FAIL": "lost a node",
+    "PREEMPTED": "had to give way to another job",
+    "BOOT_FAIL": "got a node that did not start",
+    "DEADLINE": "reached its deadline",
+    "REVOKED": "was taken to another cluster",
+}
+
+
+def _cause(run: Run, job: str, ended: JobState) -> dict[str, Any]:
+    """The first cause: what Slurm decided, else what a rank left, else all that Slurm knows."""
+    known = {"job": job, "slurm_state": ended.name}
+    if ended.name in _DECIDED:
+        reason = f" ({ended.reason})" if ended.reason else ""
+        return {"cause": f"Slurm job {job} {_DECIDED[ended.name]}{reason}", **known}
+    cause = first_cause(run, [])
+    if "rank" in cause:
+        memory = "; Slurm says that the job was out of memory" if ended.name == "OUT_OF_MEMORY" else ""
+        return {**cause, "cause": f"{cause['cause']}{memory}", **known}
+    problem = folder_problem(run.folder)
+    if problem is not None:
+        return {"cause": f"Slurm job {job} ended as {ended.name}: {problem}", **known}
+    return {"cause": f"Slurm job {job} {_without_account(run, ended)}", **known}
+
+
+def _without_account(run: Run, ended: JobState) -> str:
+    shared = "is the run folder on a file system that all nodes share?"
+    if ended.name == "VANISHED":
+        return "is no longer known to Slurm, and no rank says how it ended"
+    if ended.name == "COMPLETED":
+        return f"ended, but no results are in the run folder: {shared}"
+    if ended.exit_code.endswith(":53"):  # Slurm's own number for output that a node could not open
+        return f"could not write {run.folder / 'launcher.log'}: {shared}"
+    details = ", ".join(
+        part for part in (ended.reason, f"exit code {ended.exit_code}" if ended.exit_code else "") if part
+    )
+    return f"ended as {ended.name} ({details}): {_last_words(run)}"
+
+
+def _last_words(run: Run) -> str:
+    """Which task srun lost first, if a signal ended it; else the last line that the script or a rank's start-up wrote."""
+    logs = [run.folder / "launcher.log", *run.folder.glob("agent-*.log"), *run.folder.glob("ranks/*/launcher.log")]
+    texts = [log.read_text(errors="replace") for log in logs if log.is_file()]
+    lost = re.search(r"srun: error: (\S+: tasks? \S+): (?!Exited)(.+)", texts[0] if texts else "")
+    if lost:
+        return f"{lost.group(1)}: {lost.group(2)}"
+    lines = [line for text in texts if (line := last_line(text))]
+    return lines[-1] if lines else "nothing was written to launcher.log"

@@ -1,0 +1,148 @@
+"""The sbatch script of a run: one text, which a batch job and `bash` inside an allocation both run.
+
+Every value of the user's is checked against a pattern or quoted; only slurm.setup is shell, because that is what it is for.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+from lockstep.errors import InputError
+from lockstep.launch.base import default_environment, thread_environment
+from lockstep.placement import Placement, ranks_per_host
+from lockstep.process import PARENT
+from lockstep.run import Run, Spec, writing
+
+NAME = "job.sbatch"
+# Runs that share one allocation share its job id; this keeps their meeting points apart.
+PORT_SHIFT = "LOCKSTEP_PORT_SHIFT"
+# Below the range from which Linux hands out ports by itself (32768 and up).
+FIRST_PORT, PORTS = 20000, 10000
+
+_PATTERNS = {
+    "partition": (r"[A-Za-z0-9_.,+-]+", "debug"),
+    "account": (r"[A-Za-z0-9_.@+-]+", "physics"),
+    "time": (r"\d+(-\d+)?(:\d+){0,2}", "00:30:00"),
+    "gres": (r"[A-Za-z0-9_.:,=-]+", "gpu:4"),
+    "mpi": (r"[A-Za-z0-9_]+", "pmi2"),
+}
+
+
+def check(placement: Placement) -> None:
+    """Refuse what would mean something else in the script than the user wrote."""
+    for key, (pattern, example) in _PATTERNS.items():
+        value = getattr(placement.slurm, key)
+        if value is not None and not re.fullmatch(pattern, value):
+            raise InputError(f"slurm.{key}={value!r} is not what Slurm takes here, for example slurm.{key}={example}")
+    for line in placement.slurm.directives:
+        if not line.startswith("-") or not line.isprintable():
+            raise InputError(f"slurm.directives: {line!r} is not one sbatch option, for example --exclusive")
+
+
+def text(spec: Spec, folder: Path) -> str:
+    """The whole script."""
+    check(spec.placement)
+    if not str(folder).isprintable():
+        raise InputError(f"--runs {str(folder)!r}: a path for Slurm has no line breaks or control characters")
+    parts = [
+        ["#!/bin/bash", *(f"#SBATCH {words}" for words in _directives(spec, folder))],
+        ["set -e", *spec.placement.slurm.setup],
+        _environment(spec),
+        _MEETING_POINT,
+        ["# The job ends as its ranks end, and ranks that lost one of them are ended."],
+    ]
+    return "\n\n".join("\n".join(part) for part in parts) + "\n" + _srun(spec, folder) + "\n"
+
+
+def write(run: Run, spec: Spec) -> Path:
+    """Put the script into the run folder."""
+    path = run.folder / NAME
+    with writing(run.folder):
+        path.write_text(text(spec, run.folder))
+    return path
+
+
+def _directives(spec: Spec, folder: Path) -> list[str]:
+    slurm = spec.placement.slurm
+    words = [f"--job-name={re.sub(r'[^A-Za-z0-9_.-]', '-', spec.id)}", *_shape(spec.placement)]
+    words += [f"--{key}={value}" for key in ("partition", "account", "time") if (value := getattr(slurm, key))]
+    gres = slurm.gres or _default_gres(spec.placement)
+    words += [f"--gres={gres}"] if gres else []
+    # A run is one folder: a job that Slurm starts a second time would write over what the first one measured.
+    words += [
+        f"--output={_directive_path(folder / 'launcher.log')}",
+        "--open-mode=append",
+        "--no-requeue",
+        "--export=ALL",
+    ]
+    return [*words, *slurm.directives]
+
+
+def _shape(placement: Placement) -> list[str]:
+    """Hosts x tasks x cores. With torchrun one task of a host holds the cores of all its ranks."""
+    local, threads = ranks_per_host(placement), placement.threads or 1
+    tasks, cpus = (1, local * threads) if placement.slurm.ranks_by == "torchrun" else (local, threads)
+    return [f"--nodes={placement.hosts}", f"--ntasks-per-node={tasks}", f"--cpus-per-task={cpus}"]
+
+
+def _default_gres(placement: Placement) -> str | None:
+    """One GPU a rank, unless the user asks for GPUs in words of his own."""
+    asked = any("gpu" in line or "gres" in line for line in placement.slurm.directives)
+    return f"gpu:{ranks_per_host(placement)}" if placement.device == "cuda" and not asked else None
+
+
+def _directive_path(path: Path) -> str:
+    """A path as sbatch reads it from a directive: a word, in which % starts a pattern."""
+    return shlex.quote(str(path).replace("%", "%%"))
+
+
+def _environment(spec: Spec) -> list[str]:
+    lines = [f"export {name}={value}" for name, value in thread_environment(spec.placement).items()]
+    defaults = default_environment(spec.placement)
+    if spec.placement.backend == "nccl":
+        defaults["NCCL_DEBUG"] = "WARN"
+    lines += [f'export {name}="${{{name}:-{value}}}"' for name, value in defaults.items()]
+    return [*lines, f"unset {PARENT}  # it names a process of the machine that submitted"]
+
+
+_MEETING_POINT = [
+    "# Ranks meet on the first node; a node's name need not be a host's name, its address is.",
+    'first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+    'if ! getent hosts "$first" > /dev/null; then',
+    "    first=$(scontrol -o show node \"$first\" | grep -oE 'NodeAddr=[^ ]+' | cut -d= -f2)",
+    "fi",
+    'export MASTER_ADDR="$first"',
+    f"export MASTER_PORT=$(( {FIRST_PORT} + (SLURM_JOB_ID + ${{{PORT_SHIFT}:-0}}) % {PORTS} ))",
+]
+
+
+def _srun(spec: Spec, folder: Path) -> str:
+    """The command that starts the ranks. srun does not take over what sbatch was told, so it is told again."""
+    placement = spec.placement
+    by_torchrun = placement.slurm.ranks_by == "torchrun"
+    tasks = placement.hosts if by_torchrun else placement.ranks
+    # Each node writes its own tasks' files: a pipe to srun would be held open by whatever a task leaves behind.
+    output = Path(str(folder).replace("%", "%%")) / ("agent-%t.log" if by_torchrun else "ranks/%4t/launcher.log")
+    ways = [f"--ntasks={tasks}", "--distribution=block", "--kill-on-bad-exit=1"]
+    ways += [f"--mpi={placement.slurm.mpi}"] if placement.slurm.mpi else []
+    lines = [shlex.join(words) for words in (["exec", "srun", *_shape(placement)], ways)]
+    lines += [shlex.join([f"--output={output}", "--open-mode=append"])]
+    if by_torchrun:
+        # Only the task itself knows SLURM_NODEID, so a shell in the task fills it in.
+        lines += [f"bash -c '{_agent(placement)}'", shlex.join(["lockstep", sys.executable, str(folder)])]
+    else:
+        lines += [shlex.join([sys.executable, "-m", "lockstep.launch.monitor", str(folder)])]
+    return " \\\n    ".join(lines)
+
+
+def _agent(placement: Placement) -> str:
+    """One torchrun of a node, for `bash -c … lockstep PYTHON FOLDER`."""
+    return (
+        'exec "$1" -m lockstep.launch.agent "$2" "$SLURM_NODEID" '
+        f"--nnodes={placement.hosts} --nproc-per-node={ranks_per_host(placement)} --max-restarts=0 "
+        '--node-rank="$SLURM_NODEID" --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" '
+        '-m lockstep.worker "$2"'
+    )

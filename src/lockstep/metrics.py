@@ -1,0 +1,170 @@
+"""The metrics, in one table. Nothing else says what a figure of a run is called, in which unit it is written, which way is better, or
+how it comes about: studies, explain, reports, the dashboard's pages, the terminal and exports read it here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from lockstep import units
+from lockstep.measure.view import RunView
+
+Kind = Literal["time", "accuracy", "loss", "rate", "size"]
+Better = Literal["less", "more"]
+BETTER: dict[Kind, Better] = {"time": "less", "rate": "more", "accuracy": "more", "loss": "less", "size": "less"}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """How a figure is named and written. Values are in base units: seconds, bytes, shares of 1."""
+
+    label: str
+    """`{target}` stands for the target accuracy."""
+    kind: Kind
+    unit: str
+    """A unit of `lockstep.units`."""
+    short: str = ""
+    """The heading of a column where there are many; the label, where it is not stated."""
+
+    @property
+    def better(self) -> Better:
+        return BETTER[self.kind]
+
+    @property
+    def by_ratio(self) -> bool:
+        """Times, rates and sizes are compared by their ratio, accuracies and losses by their difference."""
+        return self.kind not in ("accuracy", "loss")
+
+    @property
+    def heading(self) -> str:
+        return self.short or self.label
+
+    def title(self, target: float | None) -> str:
+        return self.label.format(target="the target" if target is None else f"{target:.1%}")
+
+    def text(self, value: float | None, low: float | None = None, high: float | None = None) -> str:
+        """10.2 s (9.98–10.4)."""
+        return units.span(value, low, high, self.unit)
+
+    def effect(self, effect: float | None, low: float | None, high: float | None) -> str:
+        """0.625× (0.601–0.648), or +0.31 points (−0.12 to +0.74)."""
+        if effect is None:
+            return ""
+        return (units.ratio if self.by_ratio else units.points)(effect, low, high)
+
+
+# What the records of a run hold, by the name that it has in summary.json, in epochs.jsonl and in the list of runs.
+RECORDED: dict[str, Figure] = {
+    "train_loss": Figure("train loss", "loss", "number"),
+    "train_accuracy": Figure("train accuracy", "accuracy", "percent", "train acc"),
+    "test_loss": Figure("test loss", "loss", "number"),
+    "test_accuracy": Figure("test accuracy", "accuracy", "percent", "test acc"),
+    "train_seconds": Figure("training time", "time", "seconds", "training"),
+    "train_cpu_seconds": Figure("CPU time", "time", "seconds"),
+    "eval_seconds": Figure("evaluation time", "time", "seconds", "evaluation"),
+    "images_per_second": Figure("images per second", "rate", "number", "images/s"),
+}
+Of = Callable[[RunView, float | None], float | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric(Figure):
+    """What a finished run is judged by."""
+
+    of: Of
+    """The value of one run, given the target accuracy; None where the run does not have it, infinity for a time that it never reached."""
+    usual: bool = False
+    """Shown where a study does not choose its metrics."""
+
+
+def _result(run: RunView, key: str) -> float | None:
+    number = (run.summary() or {}).get(key)
+    return None if number is None else float(number)
+
+
+def _recorded(key: str, usual: bool = False) -> Metric:
+    """A figure that the run's own summary has."""
+    figure = RECORDED[key]
+    return Metric(
+        figure.label, figure.kind, figure.unit, figure.short, of=lambda run, target: _result(run, key), usual=usual
+    )
+
+
+def _deployed_accuracy(run: RunView, target: float | None) -> float | None:
+    """Of the int8 model, where the run made one."""
+    return _result(run, "int8_accuracy" if "int8_accuracy" in (run.summary() or {}) else "test_accuracy")
+
+
+def _memory(run: RunView, target: float | None) -> float | None:
+    """Of all ranks together: what the job needs of its host."""
+    growths = (run.summary() or {}).get("memory_growth_bytes") or [None]
+    return None if None in growths else float(sum(growths))
+
+
+def memory_of_a_rank(summary: Mapping[str, Any]) -> int | None:
+    """Of the rank that needed most, among those that are known."""
+    known = [growth for growth in summary.get("memory_growth_bytes") or [] if growth is not None]
+    return max(known, default=None)
+
+
+def _core_seconds(run: RunView, target: float | None) -> float | None:
+    seconds = _result(run, "train_seconds")
+    return None if seconds is None else run.cores * seconds
+
+
+def _seconds_to_target(run: RunView, target: float | None) -> float | None:
+    """Infinite where the run was tested and never got there: it took longer than any run that did."""
+    epochs = run.epochs()
+    if target is None or all(epoch.get("test_accuracy") is None for epoch in epochs):
+        return None
+    reached = seconds_to(epochs, target)
+    return math.inf if reached is None else reached
+
+
+def _cost_to_target(run: RunView, target: float | None) -> float | None:
+    reached = _seconds_to_target(run, target)
+    return None if reached is None else run.cores * reached
+
+
+# By the names that a study's file takes.
+METRICS: dict[str, Metric] = {
+    "seconds": _recorded("train_seconds", usual=True),
+    "images_per_second": _recorded("images_per_second", usual=True),
+    "accuracy": _recorded("test_accuracy", usual=True),
+    "memory": Metric("memory of all ranks", "size", "bytes", of=_memory, usual=True),
+    "deployed_accuracy": Metric("accuracy as deployed", "accuracy", "percent", of=_deployed_accuracy),
+    "cpu_seconds": _recorded("train_cpu_seconds"),
+    "core_seconds": Metric("core-seconds", "size", "seconds", of=_core_seconds),
+    "seconds_to_target": Metric("time to {target}", "time", "seconds", of=_seconds_to_target),
+    "cost_to_target": Metric("core-seconds to {target}", "size", "seconds", of=_cost_to_target),
+    "memory_of_a_rank": Metric(
+        "memory of a rank", "size", "bytes", of=lambda run, target: memory_of_a_rank(run.summary() or {})
+    ),
+}
+USUAL = tuple(name for name, metric in METRICS.items() if metric.usual)
+
+
+def value(run: RunView, metric: str, target: float | None) -> float | None:
+    """One figure of one run; None where the run does not have it."""
+    return METRICS[metric].of(run, target)
+
+
+def seconds_to(epochs: Sequence[Mapping[str, Any]], target: float | None) -> float | None:
+    """Seconds of training until the first epoch that ended with the target accuracy; None where none did."""
+    spent: float = 0.0
+    for epoch in epochs:
+        spent += float(epoch.get("train_seconds") or 0.0)
+        reached = epoch.get("test_accuracy")
+        if target is not None and reached is not None and reached >= target:
+            return spent
+    return None
+
+
+def common_target(runs: Iterable[RunView]) -> float | None:
+    """The accuracy that every one of them reached at some time, rounded down to a tenth of a point."""
+    curves = [[epoch.get("test_accuracy") for epoch in run.epochs()] for run in runs]
+    # A loop of the user's own need not test.
+    best = [max(values) for curve in curves if (values := [value for value in curve if value is not None])]
+    return int(min(best) * 1000) / 1000 if best else None

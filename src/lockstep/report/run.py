@@ -1,0 +1,166 @@
+"""One run by itself: the figures that people look for first, its epochs, its ranks, and what to know about it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lockstep import units
+from lockstep.measure.phases import NAMES, Parts, phases_line
+from lockstep.measure.view import RunView
+from lockstep.metrics import METRICS, RECORDED
+from lockstep.placement import changes_mathematics, unknown_mathematics
+from lockstep.report.views import Cell, Table
+
+EPOCH = (
+    "train_loss",
+    "train_accuracy",
+    "test_loss",
+    "test_accuracy",
+    "train_seconds",
+    "eval_seconds",
+    "images_per_second",
+)
+Facts = list[tuple[str, str]]
+
+
+def facts(run: RunView) -> Facts:
+    spec, placement, plan, summary = run.spec(), run.spec().placement, run.spec().plan, run.summary() or {}
+    sizes = (
+        (placement.hosts, "host"),
+        (placement.ranks // placement.hosts, "rank"),
+        (placement.threads or 1, "thread"),
+    )
+    place = " x ".join(units.counted(*size) for size in sizes)
+    phases = run.phases()
+    last = f" (last batch {plan.last_batch})" if plan.last_batch != plan.global_batch else ""
+    figures = ("accuracy", "seconds", "images_per_second", "memory_of_a_rank")
+    found = [
+        ("state", run.state),
+        ("cause", run.cause),
+        ("model and data", f"{spec.recipe.model} on {spec.recipe.data}"),
+        ("placement", f"{place}, {placement.launcher}, {placement.backend}, {placement.strategy}"),
+        (
+            "global batch",
+            f"{plan.global_batch} = {plan.ranks} x {plan.micro_batch} x {plan.accumulation} (ranks, micro batch, accumulation)",
+        ),
+        ("steps", f"{plan.steps_per_epoch:,} an epoch{last}, {plan.total_steps:,} in all"),
+        *((METRICS[name].label, METRICS[name].text(METRICS[name].of(run, None))) for name in figures),
+        ("a step takes", phases_line(phases) if phases else ""),
+        (
+            "stopped by",
+            f"{summary['stopped_by']} after step {summary.get('steps')}" if summary.get("stopped_by") else "",
+        ),
+        *((word, units.duration(summary[key])) for word, key in ASIDE if summary.get(key)),
+        ("weights", _agreement(plan.ranks, summary)),
+    ]
+    return [(label, value) for label, value in found if value not in ("–", "")]
+
+
+ASIDE = (("compiling took", "compile_seconds"), ("checkpoints took", "checkpoint_seconds"))
+
+
+def _agreement(ranks: int, summary: dict[str, Any]) -> str:
+    if ranks == 1 or not summary:
+        return ""
+    known = {
+        True: "the same on all ranks",
+        False: "DIFFERENT between ranks",
+        None: "whether the ranks agree is not known",
+    }
+    return known[summary.get("ranks_agree")]
+
+
+def notes(run: RunView) -> list[str]:
+    spec = run.spec()
+    changed = changes_mathematics(spec.placement, spec.recipe)
+    found = [
+        spec.plan.lr_note,
+        f"changes the mathematics: {changed}" if changed else "",
+        unknown_mathematics(spec.placement),
+        *model_lines(run),
+        _numbers(spec.recipe.precision, (run.summary() or {}).get("numbers")),
+    ]
+    return [note for note in found if note]
+
+
+def model_lines(run: RunView) -> list[str]:
+    """What was changed about a user's own model, and why ranks or micro batches may not compute what one process would."""
+    plan, cautions = run.spec().plan, run.model_notes("cautions")
+    divided = plan.ranks > 1 or plan.accumulation > 1
+    return run.model_notes("remarks") + [f"warning: {caution}" for caution in cautions if divided]
+
+
+def _numbers(precision: str, numbers: dict[str, Any] | None) -> str:
+    """What a 16-bit format has cost: overflow, underflow, lost updates."""
+    if not numbers:
+        return ""
+    scale = ""
+    if numbers.get("loss_scale") is not None:
+        scale = f"; {numbers.get('skipped_steps')} steps skipped for overflow, loss scale now {numbers['loss_scale']:g}"
+    kinds = ("gradient_not_finite_share", "gradient_zero_share", "gradient_subnormal_share", "lost_update_share")
+    infinite, zero, subnormal, lost = (units.text(numbers.get(kind), "percent") for kind in kinds)
+    return (
+        f"{precision}, of {numbers.get('looks', '–')} steps looked at: {infinite} of gradients not finite, {zero} zero, "
+        f"{subnormal} subnormal; {lost} of updates lost to rounding{scale}"
+    )
+
+
+def epochs(run: RunView) -> Table | None:
+    rows = [
+        [
+            Cell(text=f"{each['epoch']} (part)" if each.get("partial") else str(each["epoch"]), value=each["epoch"]),
+            *(Cell(text=RECORDED[name].text(each.get(name)), value=each.get(name)) for name in EPOCH),
+        ]
+        for each in run.epochs()
+    ]
+    if not rows:
+        return None
+    return Table(
+        id="epochs",
+        title="Epochs",
+        says="",
+        columns=["epoch", *(RECORDED[name].heading for name in EPOCH)],
+        rows=rows,
+        right=list(range(len(EPOCH) + 1)),
+        spare=[1 + EPOCH.index(name) for name in ("eval_seconds", "train_loss", "train_accuracy")],
+    )
+
+
+def ranks(run: RunView) -> Table | None:
+    """Where a step of each rank goes, and the longest of each part."""
+    parts = run.split()
+    if not parts:
+        return None
+    shown = [name for name in (*NAMES, "total") if any(part[name] for part in parts)]
+    last = ("train_loss", "train_accuracy")
+    rows = []
+    for rank, part in enumerate(parts):
+        ended = (run.epochs(rank) or [{}])[-1]
+        rows.append(
+            [
+                Cell(text=str(rank), value=rank),
+                *_times(part, shown),
+                *(Cell(text=RECORDED[name].text(ended.get(name)), value=ended.get(name)) for name in last),
+            ]
+        )
+    if len(parts) > 1:
+        longest = {name: max(part[name] for part in parts) for name in shown}
+        rows.append([Cell(text="longest"), *_times(longest, shown), *(Cell(text="") for _ in last)])
+    columns = ["rank", *("step" if name == "total" else name for name in shown), *(RECORDED[n].heading for n in last)]
+    return Table(
+        id="ranks",
+        title="Ranks",
+        says="Mean time of each phase over the steps after warm-up, and the result of the last epoch on the rank's own samples.",
+        columns=columns,
+        rows=rows,
+        right=list(range(len(columns))),
+        spare=[
+            len(columns) - 2,
+            len(columns) - 1,
+            *(1 + shown.index(name) for name in ("data", "other") if name in shown),
+        ],
+    )
+
+
+def _times(part: Parts, names: list[str]) -> list[Cell]:
+    return [Cell(text=units.duration(part[name]), value=part[name]) for name in names]

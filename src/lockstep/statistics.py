@@ -1,0 +1,333 @@
+"""The statistics of comparisons, of studies and of all else that is timed in turns: intervals that hold with three to ten repeats, and verdicts that say when nothing can be said.
+
+Cells are compared within a block (same seed, one run right after the other), so what slows the machine slows both. Where nothing differs, the
+two runs of a block could as well be swapped: a paired permutation test on ranks, over all 2^n swaps, gives the exact p-value, whatever the
+noise looks like. It adds up ranks, not seconds, so one disturbed run cannot outweigh the others. The estimate that goes with it is the
+Hodges-Lehmann shift: the one that makes the rank sums of both sides equal. With few pairs no outcome of the test is rare enough for the level
+asked for, and Student's t takes its place: wide there, and safe for symmetric noise with heavy tails.
+
+The comparisons of one metric are one family: Holm's procedure keeps the probability of any false verdict among them at 5 %. "The same" is an
+equivalence test (TOST): the whole interval lies within the equivalence margin. docs/studies.md has what this comes to in simulations.
+
+Distributions come from scipy.special: importing scipy.stats takes 0.8 s, which is more than all of `lockstep compare`. scipy's own
+permutation_test and wilcoxon are not used: the first would enumerate 2^20 swaps 66 times for each comparison, the second is exact only without
+ties and knows no drift. The tests compare with all of them.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from lockstep.metrics import Kind
+
+ALPHA = 0.05
+"""The family-wise error rate: how often a family of comparisons in which nothing differs may have a verdict."""
+CELL_LEVEL = 0.95
+# The equivalence margin, a difference that nobody would act on: 2 % of a time, half a point of accuracy.
+MARGIN_RATIO = 0.02
+MARGIN_DIFFERENCE = 0.005
+MOST_PAIRS = 1000
+EXACT_UP_TO = 20
+# The machine's speed is smoothed over N neighbouring blocks before runs are ranked together.
+DRIFT_WINDOW = 5
+BISECTIONS = 22
+# A time that was not reached is longer than any other. On the scale of logs this is beyond every time; ranks do not care how far.
+NEVER = 1000.0
+
+Verdict = Literal["faster", "slower", "better", "worse", "higher", "lower", "the same", "not significant", "too few"]
+# What a larger value is called, and a smaller one.
+WORDS: dict[Kind, tuple[Verdict, Verdict]] = {
+    "time": ("slower", "faster"),
+    "rate": ("faster", "slower"),
+    "accuracy": ("better", "worse"),
+    "loss": ("worse", "better"),
+    "size": ("higher", "lower"),
+}
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A confidence interval of a median."""
+
+    low: float
+    high: float
+    level: float
+    how: Literal["t", "exact"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One cell against the baseline, pair by pair: a ratio for times, rates and sizes, else a difference."""
+
+    n: int
+    effect: float | None
+    """Ratio or difference; None where it is infinite, because most runs of one side never got there."""
+    low: float | None
+    high: float | None
+    verdict: Verdict
+    more: tuple[int, int] | None
+    """How many more pairs would settle it: if the difference is as large as it looks, and whatever it is. None where it is settled, or
+    where that cannot be known."""
+    how: str
+    p: float | None = None
+    level: float | None = None
+    """Of the interval: what Holm's procedure asks of this one, given the others of its family."""
+
+    @property
+    def settled(self) -> bool:
+        return self.verdict not in ("not significant", "too few")
+
+
+def median_interval(values: Sequence[float], level: float = CELL_LEVEL, log: bool = False) -> Interval | None:
+    """The confidence interval of one cell's median; None for fewer than two values, which say nothing about their spread."""
+    n = len(values)
+    if n < 2:
+        return None
+    if 2 * 0.5**n > 1 - level:
+        return _t_interval(values, level, log)
+    # How many values lie below the median is binomial; as many are cut off at each end as the level allows.
+    from scipy.special import bdtr
+
+    cut = bisect.bisect_right(range(n), (1 - level) / 2, key=lambda k: bdtr(k, n, 0.5)) - 1
+    ordered = sorted(values)
+    return Interval(ordered[cut], ordered[n - 1 - cut], level, "exact")
+
+
+def _t_interval(values: Sequence[float], level: float, log: bool) -> Interval:
+    log = log and min(values) > 0
+    data = [math.log(value) for value in values] if log else list(values)
+    mean = statistics.fmean(data)
+    half = t_quantile(1 - level, len(data) - 1) * statistics.stdev(data) / math.sqrt(len(data))
+    low, high = mean - half, mean + half
+    return Interval(math.exp(low) if log else low, math.exp(high) if log else high, level, "t")
+
+
+# ---------------------------------------------------------------- comparisons
+
+Values = Sequence[float]
+
+
+def compare(cell: Values, baseline: Values, kind: Kind) -> Comparison:
+    """One comparison by itself. Pairs are in the order of time; infinity stands for a time that was not reached."""
+    return compare_family([(cell, baseline)], kind)[0]
+
+
+def compare_family(pairs: Sequence[tuple[Values, Values]], kind: Kind, alpha: float = ALPHA) -> list[Comparison]:
+    """All comparisons of one metric. Holm: the smallest p-value has to beat alpha / m, the next one alpha / (m - 1), and so on until one fails."""
+    size = sum(len(cell) > 1 for cell, _ in pairs)
+    tests = [_PairedTest(cell, baseline, kind, alpha / max(1, size)) for cell, baseline in pairs]
+    size = sum(test.n > 1 for test in tests)
+    p_values = [test.p() if test.n > 1 else 1.0 for test in tests]
+    share, failed, compared = alpha, False, 0
+    results: dict[int, Comparison] = {}
+    for index in sorted(range(len(tests)), key=lambda index: p_values[index]):
+        if tests[index].n > 1:
+            share = share if failed else alpha / (size - compared)
+            failed = failed or p_values[index] > share
+            compared += 1
+        results[index] = _comparison(tests[index], p_values[index], share, kind)
+    return [results[index] for index in range(len(tests))]
+
+
+class _PairedTest:
+    """Two sides that were measured pair by pair, and the test that fits them: exact where there are enough pairs for the strictest level."""
+
+    def __init__(self, cell: Values, baseline: Values, kind: Kind, strictest: float) -> None:
+        self.n = len(cell)
+        scaled = kind in ("time", "rate", "size")
+        self.ratio = scaled and min([*cell, *baseline], default=0.0) > 0
+        self.margin = math.log1p(MARGIN_RATIO) if self.ratio else MARGIN_DIFFERENCE
+        a, b = ([math.log(v) if self.ratio else v for v in values] for values in (cell, baseline))
+        # Machines drift, so times are compared over blocks near each other. What a seed does to an accuracy it does to both of
+        # its pair and to no neighbour: there each pair has a level of its own, which makes this a signed-rank test (with the
+        # scores 1, 3, 5, … where Wilcoxon's has 1, 2, 3, …).
+        window = DRIFT_WINDOW if scaled else 1
+        self.censored = any(math.isinf(value) for value in (*a, *b))
+        if self.censored:
+            # Two runs that both never got there say nothing about which of them is the slower one.
+            known = [(x, y) for x, y in zip(a, b, strict=True) if not (math.isinf(x) and math.isinf(y))]
+            self.n, window = len(known), 1
+            a, b = [_censored_difference(x, y) for x, y in known], [0.0] * self.n
+        self.exact = self.censored or 0.5 ** (self.n - 1) <= strictest
+        self.differences = [x - y for x, y in zip(a, b, strict=True)]
+        levels = _running_median([(x + y) / 2 for x, y in zip(a, b, strict=True)], window)
+        self.a = [value - level for value, level in zip(a, levels, strict=True)]
+        self.b = [value - level for value, level in zip(b, levels, strict=True)]
+
+    def p(self) -> float:
+        """The two-sided p-value of "nothing differs"."""
+        if self.exact:
+            return permutation_p(rank_differences(self.a, self.b, 0.0))
+        deviation = statistics.stdev(self.differences)
+        if deviation == 0:
+            # Values on a grid (an accuracy over few samples) can agree by chance; t would be certain of it.
+            return 0.5 ** (self.n - 1) if self.differences[0] else 1.0
+        return t_p(statistics.fmean(self.differences) / deviation * math.sqrt(self.n), self.n - 1)
+
+    def interval(self, alpha: float) -> tuple[float, float, float, str]:
+        """The estimated shift, the confidence interval (all shifts that the test does not reject), and which test it was."""
+        if self.exact:
+            return self._by_permutation(alpha)
+        mean, deviation = statistics.fmean(self.differences), statistics.stdev(self.differences)
+        if deviation == 0:
+            return mean, min(0.0, mean), max(0.0, mean), "equal steps"
+        half = t_quantile(alpha, self.n - 1) * deviation / math.sqrt(self.n)
+        return mean, mean - half, mean + half, "t"
+
+    def _by_permutation(self, alpha: float) -> tuple[float, float, float, str]:
+        a, b = self.a, self.b
+        reach = max(*a, *b) - min(*a, *b)
+        shift = _boundary(-reach, reach, lambda shift: sum(rank_differences(a, b, shift)) > 0)
+        far = 2 * reach + 1e-12
+        low = _boundary(shift - far, shift, lambda shift: permutation_p(rank_differences(a, b, shift)) <= alpha)
+        high = _boundary(shift, shift + far, lambda shift: permutation_p(rank_differences(a, b, shift)) > alpha)
+        return shift, low, high, "exact" if self.n <= EXACT_UP_TO else "normal"
+
+
+def _censored_difference(a: float, b: float) -> float:
+    """The difference of two logs, one of which may be infinite."""
+    return NEVER if math.isinf(a) else -NEVER if math.isinf(b) else a - b
+
+
+def _comparison(test: _PairedTest, p: float, alpha: float, kind: Kind) -> Comparison:
+    back: Callable[[float], float] = math.exp if test.ratio else float
+    if test.n == 0:
+        return Comparison(0, None, None, None, "too few", None, "no pair has both")
+    if test.n == 1:
+        only = None if test.censored else back(test.differences[0])
+        return Comparison(1, only, None, None, "too few", None, "one pair says nothing about the spread")
+    if test.censored:
+        return _censored_comparison(test, p, alpha, kind)
+    shift, low, high, how = test.interval(alpha)
+    verdict = _verdict(low, high, test.margin, kind)
+    more = None
+    if verdict == "not significant":
+        more = more_pairs(test.n, shift, (high - low) / 2, test.margin, alpha)
+    return Comparison(test.n, back(shift), back(low), back(high), verdict, more, how, p, 1 - alpha)
+
+
+def _censored_comparison(test: _PairedTest, p: float, alpha: float, kind: Kind) -> Comparison:
+    """Where a side did not get there in some pairs, ranks tell which is the slower one, and nothing tells by how much at most."""
+    larger, smaller = WORDS[kind]
+    verdict: Verdict = "not significant"
+    if p <= alpha:
+        verdict = larger if sum(rank_differences(test.a, test.b, 0.0)) > 0 else smaller
+    median = statistics.median(test.differences)
+    effect = None if abs(median) > NEVER / 10 else math.exp(median)
+    return Comparison(test.n, effect, None, None, verdict, None, "exact", p, 1 - alpha)
+
+
+def _verdict(low: float, high: float, margin: float, kind: Kind) -> Verdict:
+    larger, smaller = WORDS[kind]
+    if max(-low, high) <= margin:
+        return "the same"
+    if low > 0:
+        return larger
+    return smaller if high < 0 else "not significant"
+
+
+# ---------------------------------------------------------------- the permutation test
+
+
+def _boundary(low: float, high: float, holds: Callable[[float], bool]) -> float:
+    """Where a condition that holds on the left stops holding, by bisection."""
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        if holds(middle):
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def _running_median(values: Sequence[float], window: int) -> list[float]:
+    half = window // 2
+    return [statistics.median(values[max(0, i - half) : i + half + 1]) for i in range(len(values))]
+
+
+def rank_differences(a: Sequence[float], b: Sequence[float], shift: float) -> list[int]:
+    """For each pair, the difference of its ranks in the common ranking of `a` less `shift` and `b`. Doubled: equal values share the mean rank."""
+    moved = [value - shift for value in a]
+    ranked = sorted([*moved, *b])
+    first: dict[float, int] = {}
+    for position, value in enumerate(ranked):
+        first.setdefault(value, position)
+    last = {value: position for position, value in enumerate(ranked)}
+    return [first[x] + last[x] - first[y] - last[y] for x, y in zip(moved, b, strict=True)]
+
+
+def permutation_p(ranks: Sequence[int]) -> float:
+    """The two-sided p-value: the share of the 2^n swaps whose sum is at least as far from zero. Above EXACT_UP_TO pairs, its normal approximation."""
+    seen = abs(sum(ranks))
+    sizes = [abs(rank) for rank in ranks]
+    if len(ranks) > EXACT_UP_TO:
+        deviation = math.sqrt(sum(size * size for size in sizes))
+        return 1.0 if deviation == 0 else math.erfc(seen / deviation / math.sqrt(2))
+    # counts[t]: how many of the 2^n subsets of pairs have sizes that add up to t; the signed sum is then 2 t - whole.
+    whole = sum(sizes)
+    counts = [1] + [0] * whole
+    for size in sizes:
+        for total in range(whole, size - 1, -1):
+            counts[total] += counts[total - size] if size else counts[total]
+    far = sum(counts[: (whole - seen) // 2 + 1])
+    return min(1.0, far / 2.0 ** (len(ranks) - 1))
+
+
+# ---------------------------------------------------------------- Student's t
+
+
+def t_p(t: float, degrees: int) -> float:
+    """The two-sided p-value of Student's t."""
+    from scipy.special import stdtr
+
+    return 2 * float(stdtr(degrees, -abs(t)))
+
+
+def t_quantile(p: float, degrees: int) -> float:
+    """The t whose two-sided p-value this is."""
+    from scipy.special import stdtrit
+
+    return -float(stdtrit(degrees, p / 2))
+
+
+# ---------------------------------------------------------------- how many more
+
+
+def more_pairs(n: int, shift: float, half: float, margin: float, alpha: float) -> tuple[int, int] | None:
+    """How many more pairs would settle it, if the machine stays as noisy as it was: if the difference is as large as it looks, and whatever it is.
+
+    Half an interval below half the margin settles every case: a difference is then either seen or within the margin. Few pairs say
+    little about the noise, so the upper quartile of its standard deviation counts; where that asks for more than MOST_PAIRS, no number is
+    honest.
+    """
+    if n < 3:
+        return None
+    deviation = half * math.sqrt(n) / t_quantile(alpha, n - 1) * _deviation_quartile(n)
+    whatever = _pairs_for(margin / 2, deviation, alpha)
+    if whatever is None:
+        return None
+    # As large as it looks, less a quarter: half the time it is smaller than it looks.
+    seen = _pairs_for(0.75 * max(abs(shift), margin - abs(shift)), deviation, alpha) or whatever
+    return max(1, min(seen, whatever) - n), max(1, whatever - n)
+
+
+def _pairs_for(goal: float, deviation: float, alpha: float) -> int | None:
+    """The smallest number of pairs with which half a t interval is at most `goal`."""
+
+    def enough(pairs: int) -> bool:
+        return t_quantile(alpha, pairs - 1) * deviation / math.sqrt(pairs) <= goal
+
+    found = bisect.bisect_left(range(MOST_PAIRS + 1), True, lo=3, key=enough)
+    return found if found <= MOST_PAIRS else None
+
+
+def _deviation_quartile(n: int) -> float:
+    """By what factor the true standard deviation may exceed that of n values, with 75 % confidence."""
+    from scipy.special import chdtri
+
+    return math.sqrt((n - 1) / float(chdtri(n - 1, 0.75)))

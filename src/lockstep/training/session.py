@@ -1,0 +1,283 @@
+"""The session of one rank's training: its group, its strategy, its records and its result, whoever writes the loop.
+
+A recipe's loop is loop.py; a user's own is a script (docs/own-loop.md). Every rank makes the same calls in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from lockstep import keyed, strategies
+from lockstep.backends import group
+from lockstep.errors import InputError
+from lockstep.measure.recorder import Recorder
+from lockstep.models import cautions, layers
+from lockstep.placement import share_of
+from lockstep.run import MODEL_NOTES, write_atomic
+from lockstep.strategies import Strategy
+from lockstep.training.checkpoint import Position, save_weights
+from lockstep.training.context import Context
+from lockstep.training.observed import Observed
+from lockstep.training.progress import Progress, now
+from lockstep.training.share import Shares
+from lockstep.training.state import whole_state
+from lockstep.training.step import Step, Steps
+from lockstep.training.turns import Turns
+
+NO_MODEL = "lockstep.session: no model yet: call s.wrap(model) first"
+
+
+class Session:
+    """What a loop knows of its place, and what it tells of itself."""
+
+    def __init__(self, context: Context, recorded: bool = True) -> None:
+        self.context = context
+        self.rank, self.world, self.is_first = context.rank.rank, context.rank.world, context.rank.is_first
+        self.device, self.placement = context.device, context.placement
+        self.recorded = recorded
+        """Whether `lockstep run` started this, and so there is a run folder."""
+        self.finished = False
+        """Whether it came to its end and everything is written."""
+        self._recorder: Recorder | None = None
+        self._strategy: Strategy | None = None
+        self._progress: Progress | None = None
+        self._steps: Steps | None = None
+        self._turns: Turns | None = None
+        self._observed = Observed(context)
+        self._epoch, self._end, self._keyed = 0, (0.0, 0.0), False
+
+    # Both kinds of loop
+
+    def join(self, rows: int | None, position: Position | None = None, steps_before: int = 0) -> None:
+        """Open the rank's records, then meet the other ranks.
+
+        `rows`: how many steps there will be, if that is known. `position`: where an earlier process had come to; `steps_before`: steps that
+        the run which this one goes on from had taken.
+        """
+        context, position = self.context, position or Position()
+        self._recorder = Recorder(
+            context.run, self.rank, rows, self.device, position.step - steps_before, steps_before, context.spec
+        )
+        self._progress = Progress(context, self._recorder, position.sums, position.totals)
+        if self.world > 1:
+            group.join(self.placement, context.rank, context.run.folder)
+
+    def running(self) -> None:
+        """Say so in the run's status, which keeps who watches it."""
+        if self.recorded and self.is_first:
+            kept = ("supervisor_pid", "host", "job", "cores")
+            recorded = self.context.run.recorded_status()
+            self.context.run.write_status("running", **{key: recorded[key] for key in kept if key in recorded})
+
+    def adopt(self, model: nn.Module) -> Strategy:
+        """Put the model under the placement's strategy. Collective."""
+        self._strategy = strategies.build(self.placement.strategy, model, self.placement, self.device)
+        if self.recorder.trace is not None:
+            self._strategy.watch(self.recorder.trace)
+        return self._strategy
+
+    @property
+    def recorder(self) -> Recorder:
+        assert self._recorder is not None
+        return self._recorder
+
+    @property
+    def progress(self) -> Progress:
+        assert self._progress is not None
+        return self._progress
+
+    @property
+    def strategy(self) -> Strategy:
+        if self._strategy is None:
+            raise InputError(NO_MODEL)
+        return self._strategy
+
+    def consolidate(self) -> None:
+        """Make the model the one result, the same on all ranks. Collective."""
+        self.strategy.consolidate()
+        layers.average_statistics(self.strategy.bare)
+
+    def close(
+        self, steps: int, result: dict[str, Any], more: dict[str, Any], notes: dict[str, Any] | None = None
+    ) -> None:
+        """Write the model, the summary and what is to be noted of the model. Collective."""
+        self.consolidate()
+        model, context = self.strategy.bare, self.context
+        summary = {**self.progress.close(model, steps, result, self.strategy.figures()), **more}
+        state = whole_state(model)
+
+        def write_results() -> None:
+            if context.options.save_model:
+                save_weights(context.run, state)
+            if notes is not None:
+                write_atomic(context.run.folder / MODEL_NOTES, notes)
+            write_atomic(context.run.folder / "summary.json", summary)
+
+        if self.recorded:
+            group.first_alone(write_results)
+
+    # A user's own loop
+
+    def __enter__(self) -> Session:
+        self.join(rows=None)
+        self.running()
+        return self
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model on this rank's device, under the placement's strategy. Make the optimizer after it."""
+        if self._strategy is not None:
+            raise InputError("s.wrap: a session has one model; put several into one torch.nn.Module")
+        model = model.to(self.device)
+        layers.prepare(model)
+        strategy = self.adopt(model)
+        self._steps = Steps(strategy, self.recorder, self.world)
+        self._keyed = layers.needs_keys(model)
+        if self.context.options.turns:
+            self._turns = Turns(self.context, self.recorder)
+        self.progress.start()
+        return strategy.model
+
+    def share(self, count: int, *, batch: int, epoch: int, shuffle: bool = True, seed: int = 123) -> Shares:
+        """This rank's part of each global batch that `steps` with the same arguments goes through; for a DataLoader's sampler."""
+        return Shares(count, batch, epoch, shuffle, seed, self.rank, self.world)
+
+    def steps(self, count: int, *, batch: int, epoch: int, shuffle: bool = True, seed: int = 123) -> Iterator[Step]:
+        """One epoch of optimizer steps over a set of `count` samples, in global batches of `batch` over all ranks.
+
+        Nothing is padded or left out. The order depends on (seed, epoch) alone, so global batch k is the same with one
+        rank and with many.
+        """
+        shares, steps = self.share(count, batch=batch, epoch=epoch, shuffle=shuffle, seed=seed), _wrapped(self._steps)
+        self._finish_step()
+        self._begin_epoch(shares)
+        try:
+            for part in shares:
+                self._finish_step()
+                if self._turns:
+                    self._turns.before_step(part.count)
+                layers.bind(keyed.sample_keys(seed, epoch, part.mine) if self._keyed else None, part.samples)
+                yield steps.open(part.samples, part.count, part.mine)
+            self._finish_step()
+        finally:
+            if self._turns:
+                self._turns.pause()
+
+    def part(self, count: int) -> slice:
+        """This rank's part of 0 … count, for an evaluation; the parts of all ranks make up the whole."""
+        return slice(*share_of(count, self.rank, self.world))
+
+    @contextmanager
+    def evaluation(self) -> Iterator[nn.Module]:
+        """Around an evaluation: the bare model in eval mode, the same on all ranks, without gradients."""
+        self._finish_step()
+        model = self.strategy.bare
+        self.consolidate()
+        modes = {module: module.training for module in model.modules()}
+        model.eval()
+        with torch.inference_mode():
+            yield model
+        for module, training in modes.items():
+            module.training = training
+        self.strategy.resume_training()
+
+    def end_epoch(
+        self,
+        *,
+        loss_sum: torch.Tensor | float | None = None,
+        correct: torch.Tensor | float | None = None,
+        samples: int = 0,
+    ) -> dict[str, Any]:
+        """Record the epoch, with sums over this rank's part of the test set. Returns the record, over all ranks."""
+        steps, observed = _wrapped(self._steps), self._observed
+        self._finish_step()
+        if not observed.counts:
+            raise InputError("end_epoch: no step was taken since the last one")
+        evaluating = perf_counter() - self._end[0]
+        self.progress.pause(self._end)
+        loss, hits, tested = group.reduce_sum([float(loss_sum or 0.0), float(correct or 0.0), float(samples)])
+        unknown = [loss_sum is None, correct is None, not observed.all_correct]
+        no_loss, no_hits, no_correct = group.reduce_max([float(each) for each in unknown])
+        test = {
+            "test_loss": None if no_loss or not tested else loss / tested,
+            "test_accuracy": None if no_hits or not tested else hits / tested,
+            "test_samples": int(tested),
+        }
+        partial = len(observed.counts) < observed.meant  # the script left its loop early
+        record = self.progress.end_epoch(
+            self._epoch, steps.taken, test, evaluating, observed.meant, partial, correct_known=not no_correct
+        )
+        observed.epoch_ends(record)
+        return record
+
+    def reduce_sum(self, *values: float) -> list[float]:
+        """Sums over all ranks, in float64."""
+        return group.reduce_sum(list(map(float, values)))
+
+    def print(self, *values: object) -> None:
+        """Print on the first rank only."""
+        if self.is_first:
+            print(*values, flush=True)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._close_script()
+            self.finished = True
+        elif not self.recorded and self._recorder is not None:
+            self._recorder.close({})  # its thread ends; a rank that fails under `lockstep run` ends as a whole
+        self._strategy = self._steps = None
+
+    def _close_script(self) -> None:
+        if self._steps is None:
+            if self.recorded:
+                raise InputError("the script did not train within lockstep.session(): use s.wrap and s.steps")
+            self.recorder.close({})
+            return
+        self._finish_step()
+        if self._observed.counts:
+            self.end_epoch()
+        self._observed.close()
+        if self.recorded and self._steps.taken == 0:
+            raise InputError("the script took no step within lockstep.session(): go through s.steps")
+        # What forward draws or writes is not known here: nobody has tried it beside the loop.
+        model = self.strategy.bare
+        found = cautions.cautions(model) + cautions.unkeyed(model)
+        result = self.progress.record
+        more = {"epochs": result.get("epoch", 0), "stopped_by": None, "best_epoch": self._observed.best_epoch}
+        self.close(self._steps.taken, result, more, {"remarks": cautions.remarks(model), "cautions": found})
+
+    def _begin_epoch(self, shares: Shares) -> None:
+        """The loop over an epoch's batches starts: so does its clock, unless a step of the epoch was taken already."""
+        again, fresh = shares.epoch == self._epoch, not self._observed.counts
+        if shares.epoch < self._epoch or (again and fresh):
+            raise InputError(f"s.steps: epoch={shares.epoch} again: pass the number of the epoch, 1, 2, 3, …")
+        self._epoch = shares.epoch
+        self._observed.loop_begins(len(shares))
+        if fresh:
+            self.progress.begin()
+            self.recorder.clock.start()
+
+    def _finish_step(self) -> None:
+        """End the step under way, if there is one. The next one's clock starts here, so that nothing between two steps is lost."""
+        steps = _wrapped(self._steps)
+        step = steps.finish(self._epoch)
+        if step is None:
+            return
+        self._end = now()
+        self._observed.step_ends(step)
+        self.recorder.after_step(self._epoch, steps.taken, step.count)
+        self.recorder.clock.start()
+
+
+def _wrapped(steps: Steps | None) -> Steps:
+    if steps is None:
+        raise InputError(NO_MODEL)
+    return steps

@@ -1,0 +1,120 @@
+"""The truth for `lockstep verify`: a step's gradient and an evaluation in float64, and what perturbations of rounding size do to them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lockstep.data.batches import Batch, Batches
+from lockstep.errors import RunFailed
+from lockstep.models import layers
+from lockstep.training.loss import Loss
+from lockstep.training.precision import Precision
+
+# How far the judge moves weights and images, in roundings of the recipe's number format: far enough to cross every kink (a ReLU, the
+# choice of a max-pool) that float32 may fall on either side of.
+PERTURBATION = 32 * 2.0**-24
+UNIT_ROUNDING = {"fp32": 2.0**-24, "bf16": 2.0**-8, "fp16": 2.0**-11, "pure-bf16": 2.0**-8, "pure-fp16": 2.0**-11}
+
+
+@dataclass
+class Pass:
+    """One forward pass of a step: what it was given, and of how many samples in all its global batch was."""
+
+    batch: Batch
+    real: int
+    """How many of the samples count: 0 for the dummy of a rank without any."""
+    count: int
+
+
+@dataclass
+class Gradient:
+    """The gradient of the mean loss over a whole global batch."""
+
+    names: list[str]
+    passes: list[Pass]
+    loss: Loss
+    generator: Tensor
+    """The state of torch's generator when the step began: what a model draws, it draws again."""
+
+    def of(
+        self, judge: nn.Module, noise: Callable[[Tensor], Tensor] = lambda images: images
+    ) -> tuple[float, dict[str, Tensor]]:
+        """The loss, and the gradient by parameter. `noise` changes the images."""
+        parameters = [p for p in judge.parameters() if p.requires_grad]
+        now = torch.get_rng_state()
+        torch.set_rng_state(self.generator)
+        total, sums = 0.0, [torch.zeros_like(p) for p in parameters]
+        for each in self.passes:
+            layers.bind(each.batch.keys, each.real)
+            try:
+                loss = self.loss(judge(noise(each.batch.images.double())), each.batch) / each.count
+            except RuntimeError as error:
+                text = str(error).partition("\n")[0]
+                raise RunFailed(f"verify needs the model in float64, and there it fails: {text}") from None
+            total += loss.item()
+            for sum_, gradient in zip(sums, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True):
+                if gradient is not None:
+                    sum_ += gradient
+        torch.set_rng_state(now)
+        return total, dict(zip(self.names, sums, strict=True))
+
+
+def true_step(judge: nn.Module, gradient: Gradient, precision: str, step: int) -> dict[str, Any]:
+    """Gradient and loss of a step by a model in float64, and how far four small moves of weights and images move them."""
+    start = {name: tensor.clone() for name, tensor in judge.state_dict().items()}
+    loss, truth = gradient.of(judge)
+    moved: dict[str, Tensor] = {name: torch.zeros((), dtype=torch.float64) for name in truth}
+    loss_moved = 0.0
+    size = max(PERTURBATION, 2 * UNIT_ROUNDING[precision])
+    for draw, sign in ((0, 1.0), (0, -1.0), (1, 1.0), (1, -1.0)):
+        judge.load_state_dict(start)
+        noise = Noise(sign * size, 2 * step + draw)
+        with torch.no_grad():
+            for parameter in judge.parameters():
+                parameter.copy_(noise(parameter))
+        other, near = gradient.of(judge, noise)
+        loss_moved = max(loss_moved, abs(other - loss))
+        for name in moved:
+            moved[name] = torch.maximum(moved[name], (near[name] - truth[name]).norm())
+    return {"gradient": truth, "moved": moved, "loss": loss, "loss_moved": loss_moved}
+
+
+@torch.inference_mode()
+def true_evaluation(
+    model: nn.Module, test: Batches, samples: int, batch: int, precision: Precision
+) -> dict[str, float | int]:
+    """The evaluation in float64, and how many samples are so close to another class that rounding may decide."""
+    judge = copy.deepcopy(model).double().eval()
+    model.eval()
+    loss, hits, error, margins = 0.0, 0, 0.0, list[Tensor]()
+    for low in range(0, samples, batch):
+        images, labels = test.take(low, min(low + batch, samples))
+        truth = judge(images.double())
+        with precision.context():
+            ours = precision.scores(model(precision.images(images)))
+        error = max(error, float((ours.double() - truth).abs().max()))
+        loss += functional.cross_entropy(truth, labels, reduction="sum").item()
+        hits += int((truth.argmax(1) == labels).sum())
+        best = truth.topk(2, 1).values if truth.shape[1] > 1 else truth.repeat(1, 2)
+        margins.append(best[:, 0] - best[:, 1])
+    model.train()
+    unsure = int((torch.cat(margins) < 4 * error).sum())
+    return {"true_loss": loss / samples, "true_hits": hits, "unsure": unsure}
+
+
+class Noise:
+    """Every entry of what it is given, times 1 ± `size` or so. Of two with opposite signs, one crosses what is within reach on either side."""
+
+    def __init__(self, size: float, seed: int) -> None:
+        self._size, self._generator = size, torch.Generator().manual_seed(seed)
+
+    def __call__(self, values: Tensor) -> Tensor:
+        noise = torch.randn(values.shape, generator=self._generator, dtype=torch.float64)
+        return values * (1 + self._size * noise.to(values.device))

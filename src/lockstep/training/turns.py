@@ -1,0 +1,86 @@
+"""The worker's side of turns (lockstep/turns/): a rank that takes steps when it is asked to, and is parked in between.
+
+Orders and answers go through two named pipes in the rank's folder, a JSON document a line. A rank that waits for an order waits in a
+read: it uses no processor, whatever its backend does while ranks wait for each other.
+"""
+
+from __future__ import annotations
+
+import json
+from time import perf_counter, process_time
+from typing import Any
+
+from lockstep.measure.recorder import Recorder
+from lockstep.run import ANSWERS, ORDERS
+from lockstep.training.context import Context
+
+
+class Parted(BaseException):
+    """No more windows are wanted. Not an Exception, so that a script's own handlers let it through."""
+
+
+class Turns:
+    """Counts the steps of a loop, whoever wrote it, and holds it at the end of each window."""
+
+    def __init__(self, context: Context, recorder: Recorder) -> None:
+        folder = context.run.rank_folder(context.rank.rank)
+        self._recorder = recorder
+        self._orders = (folder / ORDERS).open("rb")
+        self._answers = (folder / ANSWERS).open("wb", buffering=0)
+        self._lead = self._steps = self._samples = 0
+        self._spent = [0.0, 0.0]
+        self._since: list[float] | None = None
+        self._row, self._asked = 0, 0.0
+        self._answer({})  # ready
+
+    def before_step(self, samples: int) -> None:
+        """A step is about to begin; `samples` are those of all ranks."""
+        while self._lead == 0 and self._steps == 0:
+            self._end_window()
+            self._await_order()
+        if self._lead:
+            self._lead -= 1
+            return
+        if self._since is None:
+            self._begin_span()
+        self._steps -= 1
+        self._samples += samples
+
+    def pause(self) -> None:
+        """What follows is no training (an evaluation), and is not timed."""
+        if self._since is not None:
+            self._recorder.clock.flush()  # on a GPU, the steps end here
+            self._spent = [
+                spent + now - since for spent, now, since in zip(self._spent, _clocks(), self._since, strict=True)
+            ]
+            self._since = None
+
+    def _begin_span(self) -> None:
+        self._recorder.clock.flush()
+        if not self._samples:
+            self._row = self._recorder.log.count
+        self._since = _clocks()
+
+    def _end_window(self) -> None:
+        self.pause()
+        if self._samples:
+            wall, cpu = self._spent
+            used, phases = process_time() - self._asked, self._recorder.log.phase_seconds(self._row)
+            self._answer({"samples": self._samples, "wall": wall, "cpu": cpu, "used": used, "phases": phases})
+        self._samples, self._spent = 0, [0.0, 0.0]
+
+    def _await_order(self) -> None:
+        """`lead` steps are not timed: ranks wake one after the other, and caches hold what others have left in them."""
+        order = json.loads(self._orders.readline() or "{}")
+        if not order:
+            self._orders.close()
+            self._answers.close()
+            raise Parted
+        self._lead, self._steps, self._asked = order["lead"], order["steps"], process_time()
+
+    def _answer(self, document: dict[str, Any]) -> None:
+        self._answers.write(json.dumps(document).encode() + b"\n")
+
+
+def _clocks() -> list[float]:
+    return [perf_counter(), process_time()]

@@ -1,0 +1,42 @@
+"""A contender: anything that can be started, asked for a window of steps, parked without using a processor, and ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class ContenderFailed(Exception):
+    """A contender did not start, or ended in mid-race. Which one, and why, is a result like any other."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What one window took."""
+
+    samples: float
+    """Over all ranks."""
+    wall: float
+    """Seconds until the slowest rank was done."""
+    cpu: float
+    """Processor seconds of all threads of all ranks."""
+    used: float = 0.0
+    """The same for the steps before the window as well."""
+    phases: dict[str, float] = field(default_factory=dict)
+    """Seconds of each phase, the mean over ranks."""
+
+
+class Contender(Protocol):
+    name: str
+
+    def start(self, number: int) -> None:
+        """Begin to start for the `number`-th time, and return at once: contenders start side by side."""
+
+    def ready(self) -> None:
+        """Wait until it is parked. Raises ContenderFailed."""
+
+    def take(self, lead: int, steps: int) -> Taken:
+        """`lead` steps that are not timed, then a window of `steps`. Raises ContenderFailed."""
+
+    def end(self) -> None:
+        """Leave nothing behind, whatever state it is in."""

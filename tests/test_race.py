@@ -1,0 +1,213 @@
+"""`lockstep race`, with real ranks: that they take windows when asked, are parked in between, and that nothing is left of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lockstep.settings import load
+from lockstep.turns import ContenderFailed, Ranks
+from lockstep.turns.folder import RaceFolder
+from support import SHORT, Cli, processes_of
+
+TINY = [*SHORT, "threads=1"]
+
+
+def ranks(folder: Path, *words: str, name: str = "one") -> Ranks:
+    return Ranks(name, *load([], [*TINY, *words]), folder / name)
+
+
+@pytest.fixture
+def started(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    contender = ranks(tmp_path, *request.param)
+    contender.start(1)
+    try:
+        contender.ready()
+        yield contender
+    finally:
+        contender.end()
+    assert processes_of(tmp_path) == []
+
+
+def used_seconds(folder: Path) -> float:
+    """Processor time of all ranks so far."""
+    ticks = 0
+    for process in processes_of(folder):
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize(
+    "started", [["ranks=1"], ["ranks=2", "backend=gloo"], ["ranks=2", "backend=shm"]], indirect=True
+)
+def test_ranks_take_windows_and_are_parked_in_between(started: Ranks, tmp_path: Path) -> None:
+    first, second = started.take(2, 10), started.take(2, 40)
+    assert 0 < first.wall < second.wall
+    assert second.cpu > 0
+    assert sum(second.phases.values()) <= second.wall
+    before = used_seconds(tmp_path)
+    time.sleep(1.5)
+    # A heartbeat, and whatever the system counts: a rank that spins would use a second and a half.
+    assert used_seconds(tmp_path) - before < 0.1
+
+
+@pytest.mark.parametrize("started", [["ranks=2", "backend=gloo"]], indirect=True)
+def test_a_rank_that_is_killed_between_two_windows_is_named(started: Ranks, tmp_path: Path) -> None:
+    started.take(1, 2)
+    status = json.loads(next(tmp_path.glob("one/*/ranks/0001/status.json")).read_text())
+    os.kill(status["pid"], signal.SIGKILL)
+    with pytest.raises(ContenderFailed, match="rank 1 was killed by SIGKILL"):
+        started.take(1, 2)
+
+
+@pytest.mark.slow
+def test_every_window_of_a_race_is_kept(cli: Cli) -> None:
+    words = ["global_batch=96", "global_batch=48", "--all", " ".join([*TINY, "model=tied-conv", "data=embedded"])]
+    found = cli("race", *words, "--budget", "30s", "--until", "10%", "--json", "--name", "mine", timeout=100)
+    assert found.returncode == 0, found.stderr
+    document = json.loads(found.stdout)
+    assert [entry["name"] for entry in document["entries"]] == words[:2]
+    folder = RaceFolder.find("mine", cli.runs)
+    assert folder is not None
+    windows = folder.windows()
+    assert {window.contender for window in windows} == set(words[:2])
+    assert document["starts"] == len({window.start for window in windows})
+    assert document["ratios"][0]["rounds"] >= 4 * document["starts"]
+    assert folder.read().over
+    assert not any(path.is_dir() for path in folder.starts.glob("*/*")), "what ended well leaves no folder"
+
+
+def test_a_contender_that_cannot_run_is_a_result(cli: Cli) -> None:
+    (cli.folder / "nets.py").write_text(
+        "import torch\nclass Net(torch.nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.linear = torch.nn.Linear(784, 10)\n        self.calls = 0\n"
+        "    def forward(self, x):\n        self.calls += 1\n"
+        "        if self.calls > 30:\n            raise RuntimeError('no more')\n        return self.linear(x.flatten(1))\n"
+    )
+    common = " ".join([*TINY, "data=embedded"])
+    found = cli("race", "ranks=1", "model=nets.py:Net", "ranks=1", "--all", common, "--budget", "20s", timeout=100)
+    assert found.returncode == 0, found.stderr
+    assert "RuntimeError: no more" in found.stdout
+    assert "ranks=1 (2)" in found.stdout
+
+
+SCRIPT = """
+import sys
+import torch
+import lockstep
+
+with lockstep.session() as s:
+    model = s.wrap(torch.nn.Linear(784, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    images, labels = torch.randn(480, 784), torch.randint(0, 10, (480,))
+    for epoch in range(1, int(sys.argv[1])):
+        for step in s.steps(480, batch=48, epoch=epoch):
+            loss = torch.nn.functional.cross_entropy(model(images[step.mine]), labels[step.mine], reduction="sum")
+            step.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        with s.evaluation() as net:
+            net(images)
+        s.end_epoch()
+"""
+
+
+def test_loops_of_ones_own_race_and_one_that_ends_is_out(cli: Cli) -> None:
+    (cli.folder / "train.py").write_text(SCRIPT)
+    words = [
+        "train.py ranks=1 threads=1 -- 1000000",
+        "train.py ranks=2 threads=1 -- 1000000",
+        "train.py threads=1 -- 3",
+    ]
+    found = cli("race", *words, "--budget", "25s", "--json", timeout=100)
+    assert found.returncode == 0, found.stderr
+    document = json.loads(found.stdout)
+    assert list(document["failures"]) == words[2:]
+    assert document["failures"][words[2]].endswith("train.py came to its end in mid-race: let it train longer")
+    assert [ratio["contender"] for ratio in document["ratios"]] == words[1:2]
+    assert document["ratios"][0]["effect"] > 0
+    folder = RaceFolder.find("last", cli.runs)
+    assert folder is not None
+    assert {window.samples / window.steps for window in folder.windows()} == {48}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["ranks=2"], "race: name two or more contenders"),
+        (["ranks=1", "ranks=two"], "race: 'ranks=two': ranks"),
+        (["ranks=1", "rnaks=2"], "race: 'rnaks=2':"),
+        (["ranks=1", "no-such-run"], "race: 'no-such-run':"),
+        (["ranks=1", "train.py rnaks=2"], "race: 'train.py rnaks=2':"),
+        (["ranks=1", "'"], "race: ''': No closing quotation"),
+        (["ranks=1", "  "], "race: '  ': it is empty"),
+        (["ranks=1", "launcher=slurm ranks=2"], "race: 'launcher=slurm ranks=2': ranks that Slurm starts"),
+        (["ranks=1", "ranks=100000"], "race: 2 contenders with 100001 ranks"),
+    ],
+)
+def test_wrong_input_is_one_line(cli: Cli, words: list[str], said: str) -> None:
+    assert said in cli.error("race", *words, "--all", "data=embedded", code=2)
+    assert processes_of(cli.folder) == []
+
+
+def test_a_budget_that_starting_spends_is_one_line(cli: Cli) -> None:
+    (cli.folder / "train.py").write_text("import time\ntime.sleep(1.5)\n" + SCRIPT)
+    said = cli.error("race", "train.py -- 10", "train.py threads=1 -- 10", "--budget", "1s", code=2)
+    assert "race: the budget of 1 s was spent before the first round" in said
+    assert processes_of(cli.folder) == []
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [("--budget=soon", "'soon' is not a time, such as 1s."), ("--until=200%", "'200%' is out of range.")],
+)
+def test_options_take_units(cli: Cli, option: str, said: str) -> None:
+    found = cli("race", "ranks=1", "threads=1", option)
+    assert found.returncode == 2
+    assert said in found.stderr
+
+
+@pytest.mark.cold
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])
+def test_a_race_that_is_stopped_keeps_what_was_measured_and_leaves_no_process(cli: Cli, sign: int) -> None:
+    process = cli.start("race", "ranks=1", "ranks=2", "--all", " ".join([*TINY, "data=embedded"]), "--name", "mine")
+    kept = cli.runs / "races/mine/windows.jsonl"
+    until = time.monotonic() + 60
+    while not kept.exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    process.send_signal(sign)
+    _, errors = process.communicate(timeout=30)
+    if sign == signal.SIGINT:
+        assert process.returncode == 130
+        assert "what was measured is in" in errors
+    until = time.monotonic() + 10
+    while processes_of(cli.folder) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert processes_of(cli.folder) == []
+    folder = RaceFolder.find("last", cli.runs)
+    assert folder is not None
+    assert folder.windows()
+    assert not folder.read().over
+
+
+def test_contenders_of_one_race_share_its_cores(tmp_path: Path) -> None:
+    """Each would be pinned to cores of its own otherwise, or to none."""
+    both = [ranks(tmp_path, "ranks=1", name=name) for name in ("a", "b")]
+    for contender in both:
+        contender.start(1)
+    try:
+        for contender in both:
+            contender.ready()
+        cores = [os.sched_getaffinity(pid) for name in ("a", "b") for pid in processes_of(tmp_path / name)]
+    finally:
+        for contender in both:
+            contender.end()
+    assert len(cores) == 2
+    assert cores[0] == cores[1]

@@ -1,0 +1,196 @@
+"""Turns: what is compared, when it is settled, and how often that is wrong; contenders that are made up, so that the truth is known."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from statistics import fmean
+
+import pytest
+
+from lockstep.errors import InputError
+from lockstep.turns import Budget, ContenderFailed, Race, Taken, estimate
+from lockstep.turns.estimate import LOOKS, Window, middle_mean, ratios
+
+
+def window(contender: str, wall: float, start: int = 1, round: int = 1, **more: object) -> Window:
+    return Window(contender=contender, start=start, round=round, steps=10, samples=80, wall=wall, cpu=wall, **more)  # type: ignore[arg-type]
+
+
+# --- what is compared ---------------------------------------------------------------------------------------------------
+
+
+def test_the_middle_half_does_not_see_what_a_quarter_of_the_rounds_did() -> None:
+    assert middle_mean([1.0, 1.1, 0.9, 1.0, 1.0, 50.0, 60.0, -70.0]) == pytest.approx(1.025)
+    assert middle_mean([3.0]) == 3.0
+
+
+def test_only_windows_of_one_round_are_compared() -> None:
+    """The machine was three times slower in the second round, for both; the third has no partner."""
+    windows = [
+        window("a", 1.0),
+        window("b", 1.1),
+        window("b", 3.3, round=2),
+        window("a", 3.0, round=2),
+        window("a", 9.0, round=3),
+    ]
+    assert estimate.by_start(windows, "b", "a") == [[pytest.approx(math.log(1.1))] * 2]
+
+
+def test_a_disturbed_round_counts_only_where_there_are_too_few_others() -> None:
+    clean = [window(name, wall, round=r) for r in range(1, 4) for name, wall in (("a", 1.0), ("b", 1.1))]
+    spoilt = [window("a", 1.0, round=9), window("b", 7.0, round=9, disturbed=True)]
+    assert [len(rounds) for rounds in estimate.by_start(clean + spoilt, "b", "a")] == [3]
+    assert [len(rounds) for rounds in estimate.by_start(clean[:4] + spoilt, "b", "a")] == [3]
+
+
+def test_samples_are_compared_not_steps() -> None:
+    """A step over twice the samples that takes twice as long is as fast."""
+    small = [
+        Window(contender="a", start=s, round=1, steps=10, samples=80, wall=1.0 + s / 1e4, cpu=1.0) for s in range(4)
+    ]
+    large = [Window(contender="b", start=s, round=1, steps=5, samples=160, wall=2.0, cpu=1.0) for s in range(4)]
+    (found,) = ratios(small + large, ["b"], "a")
+    assert found.verdict == "the same"
+    assert found.effect == pytest.approx(1.0, abs=1e-3)
+
+
+# --- how often it is wrong ----------------------------------------------------------------------------------------------
+
+
+class Noise:
+    """Starts that differ for their whole life, and rounds with heavy tails."""
+
+    def __init__(self, seed: int, start: float = 0.01, round: float = 0.02) -> None:
+        self._random, self._start, self._round = random.Random(seed), start, round
+
+    def starts(self, shifts: list[float], rounds: int = 8) -> Iterator[list[Window]]:
+        """The windows of one start after the other; contender 0 is the baseline."""
+        for start in range(1, LOOKS[-1] + 1):
+            lives = [shift + self._random.gauss(0, self._start) for shift in (0.0, *shifts)]
+            yield [
+                window(str(name), math.exp(life + self._heavy()), start, number)
+                for number in range(rounds)
+                for name, life in enumerate(lives)
+            ]
+
+    def _heavy(self) -> float:
+        return self._round * self._random.gauss(0, 1) / math.sqrt(self._random.gammavariate(1.5, 1 / 1.5))
+
+
+def settled(noise: Noise, shifts: list[float], margin: float = estimate.MARGIN) -> dict[str, tuple[str, int]]:
+    """By contender: what a race would have said, and after how many starts."""
+    windows: list[Window] = []
+    found: dict[str, tuple[str, int]] = {}
+    names = [str(number) for number in range(1, len(shifts) + 1)]
+    for count, more in enumerate(noise.starts(shifts), 1):
+        windows += more
+        if count not in LOOKS:
+            continue
+        for ratio in ratios(windows, names, "0", margin):
+            if ratio.verdict != "not settled":
+                found.setdefault(ratio.contender, (ratio.verdict, count))
+        if len(found) == len(names):
+            break
+    return found
+
+
+def test_what_is_the_same_is_called_the_same_and_three_percent_are_found() -> None:
+    same = [settled(Noise(seed), [0.0])["1"] for seed in range(100)]
+    other = [settled(Noise(seed), [0.03])["1"] for seed in range(100)]
+    assert sum(verdict in ("faster", "slower") for verdict, _ in same) <= 5
+    assert sum(verdict == "the same" for verdict, _ in same) >= 90
+    assert sum(verdict == "slower" for verdict, _ in other) >= 95
+    assert fmean(count for _, count in other) < 10
+
+
+@pytest.mark.slow
+def test_looking_again_and_again_keeps_the_error_of_a_race_and_of_a_family() -> None:
+    """Without a margin nothing is ever the same, so a race looks to its very end: the most chances to be wrong."""
+    alone = [settled(Noise(seed), [0.0], margin=1e-9) for seed in range(400)]
+    assert sum(bool(found) for found in alone) <= 0.05 * 400 + 2.33 * math.sqrt(0.05 * 0.95 * 400)
+    families = [settled(Noise(seed), [0.0] * 20) for seed in range(40)]
+    assert sum(any(verdict != "the same" for verdict, _ in found.values()) for found in families) <= 5
+
+
+# --- the race itself ----------------------------------------------------------------------------------------------------
+
+
+class MadeUp:
+    """A contender that does nothing, and says how long that took."""
+
+    def __init__(self, name: str, step: float, fails: Callable[[int, int], bool] = lambda start, window: False) -> None:
+        self.name, self._step, self._fails = name, step, fails
+        self.begun = self.ended = self.taken = 0
+        self.alive = False
+
+    def start(self, number: int) -> None:
+        self.begun, self.alive, self.taken = number, True, 0
+
+    def ready(self) -> None:
+        assert self.alive
+
+    def take(self, lead: int, steps: int) -> Taken:
+        assert self.alive
+        assert lead > 0
+        self.taken += 1
+        if self._fails(self.begun, self.taken):
+            raise ContenderFailed("rank 0 was killed by SIGKILL")
+        jitter = 1 + 0.001 * ((7 * self.begun + 3 * self.taken) % 5 - 2)
+        return Taken(samples=8 * steps, wall=self._step * steps * jitter, cpu=self._step * steps)
+
+    def end(self) -> None:
+        self.ended, self.alive = self.ended + 1, False
+
+
+def test_a_race_ends_when_all_is_settled_and_starts_nobody_who_is() -> None:
+    first, slower, close = MadeUp("first", 1e-3), MadeUp("slower", 2e-3), MadeUp("close", 1.012e-3)
+    race = Race([first, slower, close], Budget(seconds=60))
+    found = {ratio.contender: ratio for ratio in race.run()}
+    assert found["slower"].verdict == "slower"
+    assert found["slower"].effect == pytest.approx(2, rel=0.01)
+    assert found["close"].verdict in ("the same", "slower")
+    assert slower.begun == LOOKS[0]
+    assert first.begun == race.starts == max(close.begun, slower.begun)
+    assert not any(each.alive for each in (first, slower, close))
+    assert {window.steps for window in race.windows if window.contender == "first"} == {30}, "0.03 s"
+
+
+def test_windows_of_long_steps_are_short_in_steps() -> None:
+    race = Race([MadeUp("a", 0.2), MadeUp("b", 0.3)], Budget(seconds=60))
+    race.run()
+    assert {(window.contender, window.steps) for window in race.windows} == {("a", 5), ("b", 3)}
+
+
+def test_a_contender_that_fails_is_a_result_and_the_others_go_on() -> None:
+    fails = MadeUp("fails", 1e-3, lambda start, taken: start == 2 and taken == 4)
+    race = Race([MadeUp("first", 1e-3), fails, MadeUp("slower", 2e-3)], Budget(seconds=60))
+    found = {ratio.contender: ratio.verdict for ratio in race.run()}
+    assert found == {"slower": "slower"}
+    assert race.failures == {"fails": "rank 0 was killed by SIGKILL"}
+    assert fails.ended == 2
+
+
+def test_without_a_baseline_there_is_no_race() -> None:
+    race = Race([MadeUp("first", 1e-3, lambda start, taken: True), MadeUp("other", 1e-3)], Budget(seconds=60))
+    assert [ratio.verdict for ratio in race.run()] == ["not settled"]
+    assert list(race.failures) == ["first"]
+    assert race.starts == 1
+
+
+def test_whatever_happens_all_are_ended() -> None:
+    def interrupted(start: int, taken: int) -> bool:
+        raise KeyboardInterrupt
+
+    contenders = [MadeUp("a", 1e-3), MadeUp("b", 1e-3, interrupted)]
+    with pytest.raises(KeyboardInterrupt):
+        Race(contenders, Budget(seconds=60)).run()
+    assert not any(each.alive for each in contenders)
+
+
+def test_a_budget_that_is_spent_before_the_first_round_is_named() -> None:
+    with pytest.raises(InputError, match=r"spent before the first round.*give it at least"):
+        Race([MadeUp("a", 1e-3), MadeUp("b", 1e-3)], Budget(seconds=1e-9)).run()
+    with pytest.raises(InputError, match="two or more"):
+        Race([MadeUp("a", 1e-3)], Budget())
