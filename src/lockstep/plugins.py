@@ -7,6 +7,7 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import os
 import re
 import sys
 import traceback
@@ -16,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from lockstep.errors import InputError
+from lockstep.reading import home_path, is_file
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -48,9 +50,9 @@ def load_object(spec: str, option: str) -> Any:
 def source_digest(spec: str) -> str | None:
     """A hash of the file that holds a user's own object, which may change under the same name; None for everything else."""
     try:
-        path = Path(spec.rpartition(":")[0]).expanduser()
+        path = home_path(spec.rpartition(":")[0])
         return hashlib.sha256(path.read_bytes()).hexdigest() if path.suffix == ".py" else None
-    except (OSError, ValueError, RuntimeError):
+    except (OSError, ValueError):
         return None
 
 
@@ -69,8 +71,8 @@ def one_line(error: BaseException, inside: str | None = None) -> str:
 
 
 def _load_file(where: str, label: str) -> ModuleType:
-    path = Path(where).expanduser().resolve()
-    if not path.is_file():
+    path = Path(os.path.realpath(home_path(where)))
+    if not is_file(path):
         raise InputError(f"{label}: there is no file {path}")
     # Unique per path, so that two files called model.py do not collide; the same within a process.
     name = f"lockstep_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+import click
 import folders
 import hostile
 import pytest
@@ -78,3 +79,18 @@ def test_study_files(text: str, words: list[str], dry: int) -> None:
 def test_command_lines(words: list[str]) -> None:
     count("command lines")
     command(*words)
+
+
+NOT_NAMES = ["n" * 5000, "~nobody-is-called-so/x", "a/" * 3000 + "x", "x.py/y", "a.py:" + "n" * 5000]
+NEEDED = {"race": [["ranks=1", "threads=2"]], "study run": [["study.toml"], ["workers", "--quick"]]}
+
+
+@pytest.mark.parametrize("name", sorted(hostile.COMMANDS))
+def test_names_that_nothing_can_have(name: str) -> None:
+    """In the place of every value of every command, with and without the run or study that it asks for."""
+    for option in hostile.COMMANDS[name].params:
+        for value in NOT_NAMES:
+            given = [value] if isinstance(option, click.Argument) else [option.opts[0], value]
+            if not getattr(option, "is_flag", False):
+                for needed in ([], ["alone"], *NEEDED.get(name, [])):
+                    command(*name.split(), *needed, *given)

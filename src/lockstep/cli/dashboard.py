@@ -13,7 +13,7 @@ import click
 from lockstep.cli.options import json_option, runs_option
 from lockstep.cli.output import note, print_json
 from lockstep.errors import InputError
-from lockstep.reading import exists
+from lockstep.reading import is_dir
 from lockstep.run import runs_root
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def command(runs: Path | None, port: int, host: str, opens: bool, as_json: bool)
     from lockstep.dashboard.server import Server
 
     root = runs_root(runs)
-    if not exists(root) or not root.is_dir():
+    if not is_dir(root):
         raise InputError(
             f"--runs {root}: there is no such folder yet: start a run with 'lockstep run', or name another"
         )

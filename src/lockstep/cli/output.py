@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from lockstep.errors import InputError
+from lockstep.reading import exists, is_dir
 from lockstep.report.terminal import console, print_records, print_table, styled
 from lockstep.text import finite, printable
 
@@ -19,10 +20,10 @@ __all__ = ["check_output", "console", "note", "print_json", "print_records", "pr
 
 def check_output(output: Path, folder: bool) -> None:
     """What `-o` names can be written, said before any work: a file or a folder, new or there already, in a folder that is there."""
-    if not output.absolute().parent.is_dir():
+    if not is_dir(output.absolute().parent):
         raise InputError(f"-o {output}: there is no folder {output.absolute().parent}")
-    if output.exists() and output.is_dir() != folder:
-        raise InputError(f"-o {output}: is {'a folder' if output.is_dir() else 'a file'} already; name another one")
+    if exists(output) and is_dir(output) != folder:
+        raise InputError(f"-o {output}: is {'a folder' if is_dir(output) else 'a file'} already; name another one")
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from lockstep.comms.pool import unavailable
 from lockstep.errors import InputError
 from lockstep.measure.environment import machine
 from lockstep.plugins import is_spec
+from lockstep.reading import home_path, is_dir, is_file
 
 
 def known(option: str, given: tuple[str, ...], known: tuple[str, ...]) -> None:
@@ -32,8 +33,8 @@ def own_function(own: str) -> str:
         raise InputError(f"--own {own}: write it as FILE.py:FUNCTION")
     if not where.endswith(".py"):
         return own
-    path = Path(where).expanduser().absolute()
-    if not path.is_file():
+    path = home_path(where)
+    if not is_file(path):
         raise InputError(f"--own {own}: there is no file {path}")
     return f"{path}:{name}"
 
@@ -61,7 +62,7 @@ def check_plot(plot: Path | None, capabilities: bool) -> None:
         raise InputError("--plot has nothing to draw with --capabilities: leave one of them out")
     if plot.suffix != ".svg":
         raise InputError(f"--plot {plot}: the chart is written as SVG; name it {plot.with_suffix('.svg')}")
-    if not plot.absolute().parent.is_dir():
+    if not is_dir(plot.absolute().parent):
         raise InputError(f"--plot {plot}: there is no folder {plot.absolute().parent}")
 
 

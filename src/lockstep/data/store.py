@@ -20,6 +20,7 @@ from lockstep.data.workspace import set_aside, working_folder
 from lockstep.errors import DataError, InputError
 from lockstep.files import locked
 from lockstep.machine.cache import cache_folder
+from lockstep.reading import home_path, is_dir
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,8 +49,8 @@ def open_entry(entry: Entry, root: Path | None, logger: Logger, offline: bool) -
 def _checked_root(entry: Entry, root: Path | None) -> Path | None:
     if root is None or entry.kind == "drawn":
         return None
-    root = root.expanduser().absolute()
-    if not root.is_dir():
+    root = home_path(root)
+    if not is_dir(root):
         raise InputError(f"--data-root {root}: there is no such folder")
     return root
 

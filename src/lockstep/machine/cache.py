@@ -6,13 +6,14 @@ import os
 from pathlib import Path
 
 from lockstep.errors import InputError
+from lockstep.reading import home_path
 
 
 def cache_folder() -> Path:
     """LOCKSTEP_DATA, else $XDG_CACHE_HOME/lockstep/data, else ~/.cache/lockstep/data."""
     chosen = os.environ.get("LOCKSTEP_DATA")
     if chosen:
-        return Path(chosen).expanduser().absolute()
+        return home_path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
     # The XDG rules say that a relative path there is to be ignored.
     if base and Path(base).is_absolute():

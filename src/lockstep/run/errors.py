@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lockstep.errors import InputError
+from lockstep.reading import exists
 
 TRIAL_BYTES = 1 << 20
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -28,7 +29,7 @@ def folder_error(folder: Path, error: OSError) -> FolderError:
         return FolderError(
             f"no room for the run in {folder.parent}: free some space, or choose another place with --runs"
         )
-    if error.errno == errno.ENOENT and not folder.exists():
+    if error.errno == errno.ENOENT and not exists(folder):
         return FolderError(f"the run folder {folder} was removed while the run was under way")
     return FolderError(f"cannot write the run folder {folder}: {error.strerror}; choose another place with --runs")
 

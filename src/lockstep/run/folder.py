@@ -13,7 +13,7 @@ import msgspec
 
 from lockstep import shapes
 from lockstep.errors import InputError
-from lockstep.reading import Damaged, is_file, read_record, read_records, read_shape
+from lockstep.reading import Damaged, exists, is_file, read_record, read_records, read_shape
 from lockstep.run.errors import NO_ROOM, FolderExists, folder_error, writing
 from lockstep.run.json_files import read_json, read_struct, write_atomic
 from lockstep.run.names import find_folder, run_folders
@@ -62,7 +62,7 @@ class Run:
                 f"'{folder.absolute()}' is not valid text (UTF-8), and could not be written down: choose another --runs"
             )
         run = cls(folder)
-        run._made_root = not folder.parent.exists()
+        run._made_root = not exists(folder.parent)
         try:
             folder.mkdir(parents=True)
         except FileExistsError:

@@ -84,7 +84,7 @@ class RaceFolder:
         """By its name, by a path, or 'last'; None if there is no such race."""
         if is_file(Path(name) / "race.json"):
             return cls(Path(name))
-        there = [path.parent for path in (runs_root(runs) / ROOM).glob("*/race.json")]
+        there = _folders(runs_root(runs) / ROOM)
         if name == "last" and there:
             return cls(max(there, key=lambda path: path.stat().st_mtime))
         return next((cls(path) for path in there if path.name == name), None)
@@ -109,6 +109,13 @@ class RaceFolder:
 
     def windows(self) -> list[Window]:
         return [msgspec.convert(line, Window) for line in read_records(self.path / "windows.jsonl", Window)]
+
+
+def _folders(room: Path) -> list[Path]:
+    try:
+        return [path for path in room.iterdir() if is_file(path / "race.json")]
+    except OSError:  # there is none, or its name is not one that a folder can have
+        return []
 
 
 def opening(entries: Sequence[Entry], common: str, budget: Budget) -> Record:
