@@ -23,7 +23,7 @@ lockstep
 cli/
 dashboard/
 report/
-explain/ > study/ verify/    predict/    study/    export/    verify/
+explain/ > study/ verify/    predict/    study/ > verify/    export/    verify/
 comms/    deploy/    probe    turns/
 launch/
 worker

@@ -50,7 +50,7 @@ def made_up(seconds: dict[str, float], jitter: float = 0.001) -> list[Window]:
 
 def raced(windows: list[Window], names: list[str], **more: object) -> Record:
     entries = [Entry(name=name, recipe=Recipe(), placement=Placement()) for name in names]
-    found = estimate.ratios(windows, names[1:], names[0])
+    found = estimate.ratios(windows, [(name, names[0]) for name in names[1:]])
     record = opening(entries, "data=embedded", Budget())
     return msgspec.structs.replace(record, ratios=found, starts=STARTS, over=True, seconds=12.0, **more)
 

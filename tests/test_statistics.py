@@ -362,7 +362,7 @@ def test_a_quiet_machine_is_called_quiet_and_gives_no_false_alarm() -> None:
 @pytest.mark.parametrize(
     ("noise", "drift", "first", "verdict", "advice"),
     [
-        (machine(0.1, 0.3), 0.0, 0.0, "noisy", "add repeats"),
+        (machine(0.1, 0.3), 0.0, 0.0, "noisy", "end other programs"),
         (machine(0.005, 0.0), 0.1, 0.0, "drift", "comparisons stand"),
         (machine(0.005, 0.0), 0.0, 0.4, "first run slow", "cold caches"),
     ],

@@ -22,7 +22,7 @@ from lockstep.placement import Ddp, Placement, plan
 from lockstep.reading import Damaged
 from lockstep.recipe import Recipe
 from lockstep.run import Run, Spec, append_line, write_atomic
-from lockstep.study import blocks, compare
+from lockstep.study import compare
 from lockstep.study.definition import Claim, Published, Study
 from lockstep.study.folder import StudyFolder
 from lockstep.study.gather import of_runs
@@ -190,7 +190,7 @@ def test_runs_that_missed_the_target_count(tmp_path: Path) -> None:
     json.dumps(document, allow_nan=False)
 
 
-# ---------------------------------------------------------------- blocks
+# ---------------------------------------------------------------- studies whose times come from whole runs
 
 
 class Begun:
@@ -219,22 +219,15 @@ class Begun:
         write_atomic(run.folder / "status.json", {"state": "done", "since": at + 10})
         self.folder.begins(item, run.id)
 
-    def again(self, now: float) -> list[tuple[str, int]]:
-        """Which finished runs would be run again, if the study went on now."""
-        there = self.folder.runs_of(self.items)
-        to_do = {item.digest for item in self.items if item.digest not in there}
-        return [(item.cell, item.repeat) for item in blocks.broken(self.planned, there, to_do, now)]
 
-
-def test_runs_that_are_days_apart_are_no_pair_for_times_and_one_for_accuracies(tmp_path: Path) -> None:
+def test_runs_of_one_repeat_are_a_pair_whenever_they_were_made(tmp_path: Path) -> None:
     study = Begun(tmp_path)
     for repeat in range(4):
         study.run("one", repeat, 1000.0 * repeat)
-        # From the third block on the machine is twice as fast, two days later.
-        study.run("two", repeat, 1000.0 * repeat + (20 if repeat < 2 else 2 * DAY), 10.1 if repeat < 2 else 5.0)
+        study.run("two", repeat, DAY - 1000.0 * repeat, 5.0 + repeat / 100)
     cell = cells_of(compare.study_document(study.folder))["two"]["metrics"]
-    assert cell["seconds"]["against_baseline"]["n"] == 2
-    assert cell["seconds"]["against_baseline"]["effect"] == pytest.approx(1.01)
+    assert cell["seconds"]["against_baseline"]["n"] == 4
+    assert cell["seconds"]["against_baseline"]["effect"] == pytest.approx(0.5015, abs=1e-3)
     assert cell["accuracy"]["against_baseline"]["n"] == 4
 
 
@@ -253,20 +246,6 @@ def test_a_metric_that_there_is_not_is_said_of_the_study(tmp_path: Path) -> None
         Damaged, match="study mine is damaged, or of another version of Lockstep: no such metric 'accurccy'"
     ):
         compare.study_document(study.folder)
-
-
-def test_a_block_that_was_left_for_long_is_made_anew_as_a_whole(tmp_path: Path) -> None:
-    study = Begun(tmp_path)
-    study.run("one", 0, 0.0)
-    study.run("two", 0, 20.0)
-    study.run("one", 1, 40.0)
-    assert study.again(now=100.0) == [], "the study goes on at once"
-    assert study.again(now=DAY) == [("one", 1)], "whole blocks are kept"
-    study.run("two", 1, DAY)
-    assert study.again(now=2 * DAY) == [], "a study that has run is not run again for a pair that is lost"
-    only_accuracy = Begun(tmp_path, "accuracy", metrics=("accuracy",))
-    only_accuracy.run("one", 1, 40.0)
-    assert only_accuracy.again(now=DAY) == [], "an accuracy is the same whenever it was measured"
 
 
 # ---------------------------------------------------------------- fairness

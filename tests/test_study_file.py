@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from lockstep.study import builtin
 from lockstep.study.definition import Study
 from lockstep.study.file import read, with_words
 from lockstep.study.folder import StudyFolder
-from lockstep.study.plan import Planned, outcome, plan, prepared, run_name
+from lockstep.study.plan import Planned, apart, outcome, plan, prepared, run_name
 
 BASE = """
 [recipe]
@@ -186,15 +185,60 @@ def planned_of(folder: Path, text: str = "[factors]\nranks = [1, 2, 3]\n", **cha
     return plan(with_words(study, words), runs=folder / "runs")
 
 
-def test_runs_go_in_blocks_of_every_cell_in_drawn_order(tmp_path: Path) -> None:
+def test_cells_that_compute_the_same_are_trained_once(tmp_path: Path) -> None:
     planned = planned_of(tmp_path, global_batch=48, repeats=6)
-    blocks = [[item for item in planned.items if item.repeat == k] for k in range(6)]
-    assert [item for block in blocks for item in block] == planned.items
-    assert all(Counter(item.cell for item in block) == {"ranks=1": 1, "ranks=2": 1, "ranks=3": 1} for block in blocks)
-    assert all(len({item.seed for item in block}) == 1 for block in blocks)
-    assert len({tuple(item.cell for item in block) for block in blocks}) > 1, "not always the same order"
-    assert len({item.digest for item in planned.items}) == 18
+    assert [(item.cell, item.repeat, item.seed) for item in planned.items] == [
+        ("ranks=1", k, 123 + k) for k in range(6)
+    ]
+    assert len({item.digest for item in planned.items}) == 6
+    assert [cell.name for cell in planned.alike("ranks=2")] == ["ranks=1", "ranks=2", "ranks=3"]
     assert not (tmp_path / "runs").exists(), "planning leaves nothing behind"
+
+
+COMPUTED = """
+[cells.alone]
+ranks = 1
+[cells.stated-per-rank]
+ranks = 2
+batch_per_rank = 24
+[cells.accumulated]
+ranks = 2
+accumulation = 4
+[cells.scaled]
+ranks = 2
+batch_per_rank = 24
+lr_rule = "linear"
+lr_batch = 24
+[cells.averaged]
+ranks = 2
+strategy = "local-sgd"
+[cells.compressed]
+ranks = 2
+ddp.hook = "fp16"
+[cells.longer]
+epochs = 4
+[cells.normed]
+regularize.batch_norm = "synchronised"
+[cells.normed-accumulated]
+regularize.batch_norm = "synchronised"
+accumulation = 2
+"""
+
+
+def test_what_is_computed_decides_not_how_it_is_stated(tmp_path: Path) -> None:
+    planned = planned_of(tmp_path, COMPUTED, global_batch=48, repeats=2)
+    groups = {tuple(cell.name for cell in planned.alike(one.name)) for one in planned.cells}
+    together = ("alone", "stated-per-rank", "accumulated")
+    others = {cell.name for cell in planned.cells} - {*together}
+    assert groups == {together, *((name,) for name in others)}
+    # As many seeds as could be needed: four times as many, where recipes are compared.
+    assert max(item.repeat for item in planned.items) == 7
+    assert len(planned.expected(())) == 2 * (1 + len(others))
+
+
+def test_where_only_times_are_asked_for_one_training_checks_them(tmp_path: Path) -> None:
+    planned = planned_of(tmp_path, metrics=["seconds", "memory"], global_batch=48)
+    assert {item.repeat for item in planned.items} == {0}
 
 
 def test_identities_stay_until_the_recipe_changes(tmp_path: Path) -> None:
@@ -207,7 +251,17 @@ def test_identities_stay_until_the_recipe_changes(tmp_path: Path) -> None:
     assert digests() == base
     assert base.items() <= digests(repeats=9).items(), "more repeats keep the runs there are"
     assert not set(base.values()) & set(digests(epochs=2).values())
-    assert not set(base.values()) & set(digests(timeout_s=30.0).values()), "another placement is another run"
+    assert base == digests(timeout_s=30.0), "another placement computes the same"
+
+
+def test_a_cell_that_is_found_to_compute_something_else_is_trained_by_itself(tmp_path: Path) -> None:
+    planned = planned_of(tmp_path, global_batch=48)
+    changed = apart(planned, "ranks=2", "its gradients differ")
+    assert {item.cell for item in changed.items} == {"ranks=1", "ranks=2"}
+    assert [cell.name for cell in changed.alike("ranks=3")] == ["ranks=1", "ranks=3"]
+    assert changed.cell("ranks=2").unproven == "its gradients differ"
+    kept = {item.digest for item in changed.items if item.cell == "ranks=1"}
+    assert {item.digest for item in planned.items} <= kept
 
 
 def test_a_changed_model_file_is_a_changed_recipe(tmp_path: Path) -> None:
@@ -219,17 +273,12 @@ def test_a_changed_model_file_is_a_changed_recipe(tmp_path: Path) -> None:
     assert planned_of(tmp_path, model=f"{net}:Net", global_batch=48).items[0].digest != first
 
 
-def test_the_same_cell_twice_is_run_twice(tmp_path: Path) -> None:
-    planned = planned_of(tmp_path, "[cells.a]\nranks = 1\n[cells.b]\nranks = 1\n")
-    assert len({item.digest for item in planned.items}) == len(planned.items) == 10
-
-
 def test_a_cell_that_cannot_run_here_is_left_out_and_says_why(tmp_path: Path) -> None:
     planned = planned_of(tmp_path, global_batch=50)
     (left,) = [cell for cell in planned.cells if cell.left_out]
     assert left.name == "ranks=3"
     assert left.left_out == "global_batch=50 does not divide by ranks=3: choose global_batch=48 or 51"
-    assert {item.cell for item in planned.items} == {"ranks=1", "ranks=2"}
+    assert {item.cell for item in planned.items} == {"ranks=1"}
     with pytest.raises(InputError, match="no cell can run here; 'ranks=3': global_batch=50 does not divide"):
         planned_of(tmp_path, "[factors]\nranks = [3, 7]\n", global_batch=50)
 
@@ -241,12 +290,13 @@ def test_hosts_that_each_need_a_command_are_not_for_a_study(tmp_path: Path) -> N
 
 
 def test_what_is_done_and_what_failed_is_not_run_again_and_what_was_killed_is(tmp_path: Path) -> None:
-    planned = planned_of(tmp_path, global_batch=48)
+    planned = planned_of(tmp_path, global_batch=48, repeats=6)
     runs = tmp_path / "runs"
     folder = StudyFolder.of("mine", runs)
     folder.write(planned)
     for item, state in zip(planned.items, ("done", "failed", "cancelled", "running", "planned"), strict=False):
-        run, _ = prepared(planned, item, None, runs, known=partial(folder.begins, item))
+        run, _ = prepared(planned, item, "ranks=2", None, runs, known=partial(folder.begins, item))
+        assert run.spec().placement.ranks == 2
         # The process that watched it is gone: 2^22 is above every pid that Linux gives.
         run.write_status(state, supervisor_pid=1 << 22, host=os.uname().nodename)
     folder.begins(planned.items[5], "killed-before-its-folder-was-made")
@@ -260,6 +310,6 @@ def test_what_is_done_and_what_failed_is_not_run_again_and_what_was_killed_is(tm
         "to do",
     ]
     assert outcome(there[planned.items[1].digest], again=True) == "to do"
-    name = run_name(planned, planned.items[0])
+    name = run_name(planned, planned.items[0], "ranks=2")
     assert name.endswith(planned.items[0].digest)
     assert "/" not in name

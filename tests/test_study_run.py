@@ -83,7 +83,8 @@ def test_a_killed_study_goes_on_where_it_was_and_a_failed_cell_is_a_result(lab: 
     assert one["done"] == 2
     assert not killed & set(one["runs"]), "what was killed was run again, in a folder of its own"
     assert broken["done"] == 0
-    assert len(broken["failed"]) == 2
+    assert broken["failed"][0].startswith("in the race: rank 0")
+    assert len(broken["failed"]) == 3
     assert all("MemoryError: no memory left" in text for text in broken["failed"])
     assert elsewhere["left_out"].startswith("global_batch=48 does not divide by ranks=7")
     folder = document["study"]
@@ -131,10 +132,14 @@ def test_a_budget_that_is_used_up_starts_nothing(lab: Cli) -> None:
     assert list_runs(lab.runs) == []
 
 
-def test_dry_run_shows_cells_order_and_time_and_starts_nothing(lab: Cli) -> None:
+def test_dry_run_shows_cells_and_time_and_starts_nothing(lab: Cli) -> None:
     result = lab("study", "run", "mine.toml", "--dry-run")
     assert result.returncode == 0, result.stderr
-    assert "2 cells x 2 repeats = 4 runs, 4 of them still to do: about" in result.stdout
+    assert (
+        "2 cells race for up to 60 s; 2 recipes to train with 2 seeds, up to 8 where that does not settle it: "
+        in result.stdout
+    )
+    assert "4 of 4 trainings to do, about" in result.stdout
     assert "a guess" in result.stdout
     assert "left out: global_batch=48 does not divide by ranks=7" in result.stdout
     assert not lab.runs.exists()

@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.cold]
 
 STUDY = """
 repeats = 2
+metrics = ["seconds"]
 [recipe]
 data = "embedded"
 train_limit = 480

@@ -51,7 +51,7 @@ def test_samples_are_compared_not_steps() -> None:
         Window(contender="a", start=s, round=1, steps=10, samples=80, wall=1.0 + s / 1e4, cpu=1.0) for s in range(4)
     ]
     large = [Window(contender="b", start=s, round=1, steps=5, samples=160, wall=2.0, cpu=1.0) for s in range(4)]
-    (found,) = ratios(small + large, ["b"], "a")
+    (found,) = ratios(small + large, [("b", "a")])
     assert found.verdict == "the same"
     assert found.effect == pytest.approx(1.0, abs=1e-3)
 
@@ -88,7 +88,7 @@ def settled(noise: Noise, shifts: list[float], margin: float = estimate.MARGIN) 
         windows += more
         if count not in LOOKS:
             continue
-        for ratio in ratios(windows, names, "0", margin):
+        for ratio in ratios(windows, [(name, "0") for name in names], margin):
             if ratio.verdict != "not settled":
                 found.setdefault(ratio.contender, (ratio.verdict, count))
         if len(found) == len(names):
@@ -174,9 +174,59 @@ def test_a_contender_that_fails_is_a_result_and_the_others_go_on() -> None:
 
 def test_without_a_baseline_there_is_no_race() -> None:
     race = Race([MadeUp("first", 1e-3, lambda start, taken: True), MadeUp("other", 1e-3)], Budget(seconds=60))
-    assert [ratio.verdict for ratio in race.run()] == ["not settled"]
+    assert race.run() == []
     assert list(race.failures) == ["first"]
     assert race.starts == 1
+
+
+class Unsteady(MadeUp):
+    """Every start is a little faster or slower than the others."""
+
+    def start(self, number: int) -> None:
+        super().start(number)
+        self._step = 1.03e-3 * (1 + 0.01 * ((5 * number) % 7 - 3))
+
+
+def test_a_race_that_was_stopped_goes_on_and_decides_as_if_it_had_not_been() -> None:
+    def contenders() -> list[MadeUp]:
+        return [MadeUp("first", 1e-3), MadeUp("slower", 2e-3), Unsteady("close", 1.03e-3)]
+
+    whole = Race(contenders(), Budget(seconds=60))
+    whole.run()
+    assert whole.starts > 3
+    before = [window for window in whole.windows if window.start <= 3]
+    resumed = Race(contenders(), Budget(seconds=60), windows=before)
+    assert resumed.starts == 3
+    assert resumed.settled == {pair: ratio for pair, ratio in whole.settled.items() if ratio.n == 3}
+    resumed.run()
+    assert [ratio.verdict for ratio in resumed.ratios()] == [ratio.verdict for ratio in whole.ratios()]
+
+
+def test_any_pairs_can_be_asked_for_and_who_is_in_none_does_not_race() -> None:
+    names = {"a": 1e-3, "b": 1.5e-3, "c": 2e-3, "d": 3e-3}
+    contenders = [MadeUp(name, step) for name, step in names.items()]
+    race = Race(contenders, Budget(seconds=60), pairs=[("b", "a"), ("c", "b")])
+    found = {(ratio.contender, ratio.baseline): ratio for ratio in race.run()}
+    assert {pair: ratio.verdict for pair, ratio in found.items()} == {("b", "a"): "slower", ("c", "b"): "slower"}
+    assert found["c", "b"].effect == pytest.approx(2 / 1.5, rel=0.01)
+    assert contenders[3].begun == 0
+
+
+def test_a_start_of_long_windows_leaves_time_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows of a second each: 24 rounds in the first start would spend the whole budget, and one start says nothing."""
+    now = 0.0
+
+    class Slow(MadeUp):
+        def take(self, lead: int, steps: int) -> Taken:
+            nonlocal now
+            taken = super().take(lead, steps)
+            now += 1.0
+            return taken
+
+    monkeypatch.setattr("lockstep.turns.race.time.monotonic", lambda: now)
+    race = Race([Slow("a", 0.2), Slow("b", 0.3)], Budget(seconds=60))
+    assert [ratio.verdict for ratio in race.run()] == ["slower"]
+    assert race.starts >= 3
 
 
 def test_whatever_happens_all_are_ended() -> None:

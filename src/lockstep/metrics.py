@@ -38,6 +38,11 @@ class Figure:
         return self.kind not in ("accuracy", "loss")
 
     @property
+    def of_placement(self) -> bool:
+        """Times, rates and sizes belong to the placement, what is learned to the recipe. A time to an accuracy belongs to both."""
+        return self.by_ratio and "{target}" not in self.label
+
+    @property
     def heading(self) -> str:
         return self.short or self.label
 
@@ -112,6 +117,14 @@ def memory_of_a_rank(summary: Mapping[str, Any]) -> int | None:
 def _core_seconds(run: RunView, target: float | None) -> float | None:
     seconds = _result(run, "train_seconds")
     return None if seconds is None else run.cores * seconds
+
+
+def epochs_to(epochs: Sequence[Mapping[str, Any]], target: float | None) -> float | None:
+    """How many epochs it took to the target accuracy: infinite where it never got there, None where nothing was tested."""
+    tested = [epoch.get("test_accuracy") for epoch in epochs]
+    if target is None or all(accuracy is None for accuracy in tested):
+        return None
+    return next((n for n, accuracy in enumerate(tested, 1) if accuracy is not None and accuracy >= target), math.inf)
 
 
 def _seconds_to_target(run: RunView, target: float | None) -> float | None:

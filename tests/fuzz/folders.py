@@ -19,9 +19,12 @@ from lockstep.measure.records import ROW
 from lockstep.placement import Placement, plan
 from lockstep.recipe import Recipe
 from lockstep.run import Run, Spec, append_line, write_atomic
+from lockstep.study import timing
 from lockstep.study.definition import Claim, Published, Study
 from lockstep.study.folder import StudyFolder
-from lockstep.study.plan import Cell, Item, Planned
+from lockstep.study.plan import Cell, Item, Planned, timed_content
+from lockstep.turns import estimate
+from lockstep.turns.estimate import Window
 from lockstep.ways import BESIDE, FILE, Way
 
 RECIPE = Recipe(data="embedded", global_batch=64, epochs=6)
@@ -211,8 +214,37 @@ def study_folder(root: Path, repeats: int = 2) -> StudyFolder:
         repeats=repeats,
         published=[Published(source="A: a report", figures={"one": "160.7 s"}, claims=claims)],
     )
-    folder.write(Planned(study=study, cells=cells, items=items))
+    planned = Planned(study=study, cells=cells, items=items)
+    folder.write(planned)
+    _race(folder, planned)
     return folder
+
+
+def _race(folder: StudyFolder, planned: Planned) -> None:
+    windows = [
+        Window(
+            contender=cell.name,
+            start=start,
+            round=number,
+            steps=10,
+            samples=640,
+            wall=0.05 / cell.placement.ranks + 0.001 * number,
+            cpu=0.05,
+            phases=dict.fromkeys(("data", "forward", "backward", "exchange", "optimizer"), 0.01),
+        )
+        for start in range(1, 5)
+        for number in range(4)
+        for cell in planned.cells
+    ]
+    for window in windows:
+        append_line(folder.path / timing.WINDOWS, msgspec.to_builtins(window))
+    for cell in planned.cells:
+        look = timing.Look(cell=cell.name, start=1, evaluation=0.1, memory=5e7)
+        append_line(folder.path / timing.LOOKS, msgspec.to_builtins(look))
+    hashes = dict(zip(("cells", "own"), timed_content(planned), strict=True))
+    ratios = estimate.ratios(windows, timing.pairs(planned))
+    state = timing.State(**hashes, over=True, seconds=60.0, budget=60.0, starts=4, ratios=ratios)
+    write_atomic(folder.path / timing.STATE, msgspec.to_builtins(state))
 
 
 # What a value in a JSON file is replaced by.

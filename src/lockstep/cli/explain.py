@@ -98,13 +98,13 @@ def _of_study(study: Any) -> tuple[dict[str, Run], list[RunView], dict[str, str]
     """One finished run of each cell, by the cell's name; all of the study's runs; and the cells of these."""
     from lockstep.study.gather import of_study
 
-    groups = [group for group in of_study(study, study.read()) if group.done]
+    groups = [group for group in of_study(study, study.read()) if any(each.own for each in group.done)]
     if not groups:
         raise InputError(f"study '{study.name}' has no finished run yet: lockstep study run {study.name}")
-    runs = [(group.name, each.run) for group in groups for each in group.done]
+    runs = [(group.name, each.run) for group in groups for each in group.done if each.own]
     first: dict[str, Run] = {}
     for group in groups:
-        whole = [each.run for each in group.done if not each.run.rank_damage()]
+        whole = [each.run for each in group.done if each.own and not each.run.rank_damage()]
         if whole:
             first[group.name] = whole[0]
         else:

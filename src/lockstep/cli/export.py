@@ -67,7 +67,7 @@ def command(names: tuple[str, ...], output: Path, what: str, form: str | None, r
         study = StudyFolder.find(name, runs) if name != "last" else None  # 'last' is the last run, as with show
         if study:
             cells = of_study(study, study.read())
-            found += [Chosen(one.run, study.name, cell.name) for cell in cells for one in cell.samples]
+            found += [Chosen(one.run, study.name, cell.name) for cell in cells for one in cell.samples if one.own]
         else:
             found.append(Chosen(Run.find(name, runs_root(runs))))
     with writing(output):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lockstep.study.definition import Study
     from lockstep.study.folder import StudyFolder
     from lockstep.study.plan import Planned
+    from lockstep.turns import Race
 
 EPILOG = """\b
 Examples:
@@ -36,7 +37,7 @@ docs/studies.md says how to write one.
 
 @click.group("study", epilog=EPILOG)
 def command() -> None:
-    """Vary factors over a recipe and a placement, repeat every cell in turns, and compare."""
+    """Vary factors over a recipe and a placement: times from turns, accuracies from trainings, and what differs."""
 
 
 @command.command(
@@ -46,7 +47,7 @@ def command() -> None:
 @click.argument("name", metavar="FILE|NAME")
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete_key)
 @click.option("--quick", is_flag=True, help="The study's own small version: minutes on two cores.")
-@click.option("--repeats", type=whole(1, 10_000), help="Runs of every cell; more of them go on where the study was.")
+@click.option("--repeats", type=whole(1, 10_000), help="Seeds of every recipe; more of them go on where the study was.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and how long it takes, and start nothing.")
 @click.option("--retry-failed", "again", is_flag=True, help="Run again what failed.")
 @runs_option
@@ -118,25 +119,31 @@ def _run(study: Study, folder: StudyFolder, options: Any, again: bool, quiet: bo
 
 
 def _size(planned: Planned) -> str:
+    """The two parts of a study: what races, and what is trained."""
+    from lockstep.study.timing import budget_of, racing
 
-    able = sum(cell.left_out is None for cell in planned.cells)
-    sizes = (able, "cell"), (planned.study.repeats, "repeat")
-    return f"{' x '.join(counted(*size) for size in sizes)} = {counted(len(planned.items), 'run')}"
+    race = racing(planned)
+    time = f"{counted(len(race), 'cell')} race for up to {clock(budget_of(planned))}; " if race else ""
+    recipes = len({item.cell for item in planned.items})
+    seeds = min(planned.study.repeats, 1 + max(item.repeat for item in planned.items))
+    most = 1 + max(item.repeat for item in planned.items)
+    more = f", up to {most} where that does not settle it" if most > seeds else ""
+    return f"{time}{counted(recipes, 'recipe')} to train with {counted(seeds, 'seed')}{more}"
 
 
 def _dry(study: Study, folder: StudyFolder, options: Any, as_json: bool) -> dict[str, Any]:
-    """The plan: every cell, the order of the first block, and the time."""
-    import time
-
-    from lockstep.study import blocks, estimate
+    """The plan: every cell, what is trained, and the time."""
+    from lockstep.study import estimate, timing
     from lockstep.study.plan import outcome, plan
 
     planned = plan(study, options, folder.runs)
     there = folder.runs_of(planned.items)
-    todo = [item for item in planned.items if outcome(there.get(item.digest)) == "to do"]
-    todo += blocks.broken(planned, there, {item.digest for item in todo}, time.time())
+    first = [item for item in planned.items if item.repeat < study.repeats]
+    todo = [item for item in first if outcome(there.get(item.digest)) == "to do"]
     cells = estimate.of_cells(planned, folder.records(), folder.runs)
-    seconds = estimate.left(todo, cells)
+    raced = timing.read(folder, planned)
+    race_s = timing.budget_of(planned) if timing.racing(planned) and not (raced and raced.state.over) else 0.0
+    seconds = race_s + estimate.left(todo, cells)
     document = {
         "study": folder.name,
         "cells": [
@@ -149,8 +156,9 @@ def _dry(study: Study, folder: StudyFolder, options: Any, as_json: bool) -> dict
             }
             for cell in planned.cells
         ],
-        "order": [{"cell": item.cell, "repeat": item.repeat, "seed": item.seed} for item in planned.items],
-        "runs": len(planned.items),
+        "trainings": [{"cell": item.cell, "repeat": item.repeat, "seed": item.seed} for item in first],
+        "race_seconds": race_s,
+        "runs": len(first),
         "to_do": len(todo),
         "seconds": seconds,
     }
@@ -165,15 +173,15 @@ def _print_plan(planned: Planned, document: dict[str, Any]) -> None:
         {
             "cell": cell["cell"],
             "plan": cell["plan"] or f"left out: {cell['left_out']}",
-            "a run": clock(cell["seconds"]) if cell["plan"] else "–",
+            "a training": clock(cell["seconds"]) if cell["plan"] else "–",
             "by": cell["basis"] or "–",
         }
         for cell in document["cells"]
     ]
     print_records(rows, right=(2,))
-    first = ", ".join(item["cell"] for item in document["order"] if item["repeat"] == 0)
-    click.echo(f"{_size(planned)}, {document['to_do']} of them still to do: about {clock(document['seconds'])}")
-    click.echo(f"order of the first block: {first}")
+    click.echo(
+        f"{_size(planned)}: {document['to_do']} of {counted(document['runs'], 'training')} to do, about {clock(document['seconds'])}"
+    )
     if planned.study.budget_minutes:
         click.echo(f"it stops after budget_minutes={planned.study.budget_minutes:g}")
 
@@ -196,7 +204,7 @@ def list_(runs: Path | None, as_json: bool) -> None:
         study = builtin.find(name)[0]
         sources = ", ".join(published.source.partition(":")[0] for published in study.published)
         cells = len(study.all_cells())
-        add(name, "built-in", cells, f"{cells} x {study.repeats}", study.about, sources)
+        add(name, "built-in", cells, f"{study.repeats} seeds", study.about, sources)
     for folder in list_studies(runs):
         try:
             planned = folder.read()
@@ -204,8 +212,9 @@ def list_(runs: Path | None, as_json: bool) -> None:
         except Damaged as error:
             add(folder.name, "begun", None, "damaged", str(error))
             continue
-        done = sum(outcome(there.get(item.digest)) == "done" for item in planned.items)
-        add(folder.name, "begun", len(planned.cells), f"{done}/{len(planned.items)} done", planned.study.about)
+        expected = planned.expected(there)
+        done = sum(outcome(there.get(item.digest)) == "done" for item in expected)
+        add(folder.name, "begun", len(planned.cells), f"{done}/{len(expected)} done", planned.study.about)
     if as_json:
         print_json(rows)
         return
@@ -248,20 +257,120 @@ def _watcher(quiet: bool) -> Any:
     class Shown(Watcher):
         def __init__(self) -> None:
             self._line: ProgressLine | None = None
+            self._starts = 0
 
         def begins(self, step: Step) -> ProgressLine:
             left = f", {clock(step.left_seconds)} left" if step.left_seconds else ""
             self._line = ProgressLine(f"[{step.number}/{step.total}{left}] {step.item.cell}")
             return self._line
 
+        def raced(self, race: Race) -> None:
+            if race.starts > self._starts:
+                self._starts = race.starts
+                found = race.ratios()
+                settled = sum(ratio.verdict != "not settled" for ratio in found)
+                note(
+                    f"[race, {clock(race.elapsed)} of {clock(race.budget.seconds)}] {counted(race.starts, 'start')}: "
+                    f"{settled} of {counted(len(found), 'comparison')} settled"
+                )
+
         def ended(self, step: Step, record: dict[str, Any]) -> None:
             if self._line:
                 self._line.clear()
             took = clock(record["ended"] - record["began"])
             how = f"failed: {record['cause']}" if record["state"] == "failed" else f"done in {took}"
-            note(f"[{step.number}/{step.total}] {step.item.cell}, repeat {step.item.repeat + 1}: {how}")
+            note(f"[{step.number}/{step.total}] {step.item.cell}, seed {step.item.seed}: {how}")
 
         def says(self, text: str) -> None:
             note(text)
 
     return Watcher() if quiet else Shown()
+
+
+@command.command(
+    "pack",
+    epilog="\b\nExamples:\n  lockstep study pack batch-size\n  lockstep study pack batch-size -o monday.study.zip\n\n"
+    "\b\nA pack has the records, curves and environment of all runs: no weights, no checkpoints, no data.",
+)
+@click.argument("name")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="The file to write (default: NAME.study.zip in this folder).",
+)
+@runs_option
+@json_option
+def pack_(name: str, output: Path | None, runs: Path | None, as_json: bool) -> None:
+    """Write a study as one file, to keep it or to read it elsewhere."""
+    from dataclasses import asdict
+
+    from lockstep.cli.output import check_output, writing
+    from lockstep.study.folder import StudyFolder
+    from lockstep.study.pack import ENDING, pack
+    from lockstep.text import some
+
+    found = StudyFolder.find(name, runs)
+    if found is None:
+        raise InputError(f"no study '{name}' in {runs_root(runs)}: 'lockstep study list' lists them")
+    file = output or Path(found.path.absolute().name + ENDING)
+    check_output(file, folder=False)
+    with writing(file):
+        packed = pack(found, file, progress=_count_files("packing"))
+    if packed.under_way:
+        note(f"{counted(packed.under_way, 'run')} had not ended: the pack has what they had recorded")
+    if packed.left_out:
+        first, why = next(iter(packed.left_out.items()))
+        note(f"not in the pack: {some(list(packed.left_out))} ({first}: {why})")
+    if as_json:
+        print_json(asdict(packed))
+    else:
+        click.echo(f"{file}: {counted(packed.runs, 'run')}, {packed.bytes / 1e3:,.0f} kB")
+
+
+@command.command(
+    "unpack",
+    epilog="\b\nExamples:\n  lockstep study unpack batch-size.study.zip\n"
+    "  lockstep study unpack laptop.study.zip --name batch-size-laptop\n"
+    "  lockstep study unpack ana.study.zip --runs class/ana\n\n"
+    "\b\nA study or a run that is there already is never overwritten.",
+)
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--name", help="Call the study so here, for example to have the same study of two machines.")
+@runs_option
+@json_option
+def unpack_(file: Path, name: str | None, runs: Path | None, as_json: bool) -> None:
+    """Read a packed study: afterwards it is as if it had been run here."""
+    from dataclasses import asdict
+
+    from lockstep.study.unpack import unpack
+
+    found = unpack(file, runs, name, progress=_count_files("unpacking"))
+    if not found.is_new:
+        note(f"study '{found.study}' was there already, with the same content")
+    if found.new_runs < found.runs:
+        note(f"{found.runs - found.new_runs} of {counted(found.runs, 'run')} were there already, with the same content")
+    if as_json:
+        print_json(asdict(found))
+    else:
+        click.echo(f"study '{found.study}', {counted(found.runs, 'run')}: lockstep study show {found.study}")
+
+
+def _count_files(doing: str) -> Any:
+    """Says how far it is: nothing for two seconds, then one line that stays, then a line in place."""
+    import time
+
+    from lockstep.cli.progress import StatusLine
+
+    line, began = StatusLine(), time.monotonic()
+    said = False
+
+    def progress(done: int, total: int) -> None:
+        nonlocal said
+        if done == total:
+            line.clear()
+        elif time.monotonic() - began >= 2:
+            (line.show if said else line.say)(f"{doing}: {done:,} of {total:,} files")
+            said = True
+
+    return progress

@@ -165,14 +165,15 @@ class Listing:
             return {"name": folder.name, "about": "study.json cannot be read", "runs": "", **nothing}
         planned = known[1]
         started = folder.started()
-        groups = Counter(group_of(_state(started.get(item.digest, []), states)) for item in planned.items)
+        expected = planned.expected(started)
+        groups = Counter(group_of(_state(started.get(item.digest, []), states)) for item in expected)
         return {
             "name": folder.name,
             "about": planned.study.about,
             "runs": plain(planned.study.name),
             "changed": changed,
             "cells": len(planned.cells),
-            "planned": len(planned.items),
+            "planned": len(expected),
             **{key: groups[state] for key, state in (("done", "done"), ("failed", "failed"), ("active", "under way"))},
         }
 

@@ -32,14 +32,50 @@ def table(subject: Subject) -> Table | None:
     return Table(
         id="cells",
         title="Comparison",
-        says=f"Median of each cell's runs with its 95 % interval. Below it: the ratio or difference to '{document['baseline']}', pair by pair, with "
-        f"its interval; {document['family']}. Grey: no difference that counts. '7 to 40 more': 7 more repeats would settle it if the difference is "
-        "as large as it looks, 40 whatever it is, on a machine as noisy as this.",
+        says=_says(document),
         columns=columns,
         rows=rows,
         right=list(range(1, last + 2)),
         spare=[*range(last + 2, len(columns)), last + 1, *rate, 1, last],
         bars=list(range(first, last))[:MOST_BARS],
+    )
+
+
+def _says(document: Document) -> str:
+    begins = "Median of each cell with its 95 % interval. Below it: the ratio or difference to"
+    ends = f"'{document['baseline']}', pair by pair, with its interval; {document['family']}. Grey: no difference that counts."
+    if document.get("race"):
+        return f"{begins} {ends} Time and memory are from turns, by start; accuracies are from trainings, by seed."
+    return (
+        f"{begins} {ends} '7 to 40 more': 7 more repeats would settle it if the difference is as large as it looks, 40 whatever it is, "
+        "on a machine as noisy as this."
+    )
+
+
+def effects(subject: Subject) -> Table | None:
+    """Of a factorial study: what each factor does, and how factors change each other's effect."""
+    found = subject.comparison.get("effects") or []
+    rows = [
+        [
+            Cell(METRICS[one["metric"]].title(subject.comparison["target_accuracy"])),
+            Cell(one["factor"]),
+            Cell(one["level"]),
+            Cell(one["text"], one["effect"]),
+            Cell(one["verdict"], faint=one["verdict"] == "not settled"),
+        ]
+        for one in found
+    ]
+    if not rows:
+        return None
+    return Table(
+        id="effects",
+        title="What each factor does",
+        says="Each factor's effect, averaged over the other factors; of two factors: how much the effect of one changes with the other. "
+        "Intervals hold for all rows of a metric together at 95 %.",
+        columns=["metric", "factor", "level", "effect", "verdict"],
+        rows=rows,
+        right=[3],
+        spare=[],
     )
 
 
@@ -74,6 +110,8 @@ def _figure(metric: str, column: Document | None) -> Cell:
 
 def verdict(against: Document) -> str:
     """The verdict, and how many more repeats would settle what it could not."""
+    if against["how"] == "turns" and against["verdict"] == "not significant":
+        return "not settled"
     if against["verdict"] == "not significant" and against["more"]:
         few, most = against["more"]
         return f"not significant, {most if few == most else f'{few} to {most}'} more"

@@ -34,12 +34,12 @@ def charts(subject: Subject) -> list[Lines]:
 
 def by_epoch(subject: Subject, name: str) -> Lines | None:
     """The plot of accuracy or loss after each epoch."""
-    several = len(subject.begun) > 1
-    series = [line for group in subject.begun for line in _of_cell(subject, group, name, several)]
+    several = len(subject.trained) > 1
+    series = [line for group in subject.trained for line in _of_cell(subject, group, name, several)]
     if not series:
         return None
     compared = [line for line in series if line.role == "test"] or [line for line in series if line.role == "train"]
-    spread = "runs" if any(len(group.samples) > 1 for group in subject.begun) else "ranks"
+    spread = "runs" if any(len(group.samples) > 1 for group in subject.trained) else "ranks"
     bands = f" Bands: least and most of its {spread}." if any(line.low for line in series) else ""
     return Lines(
         id=name,
@@ -143,11 +143,11 @@ def thin(curve: Sequence[float]) -> list[int]:
 def _overfitting(subject: Subject) -> list[Mark]:
     """Since when each cell overfits, by its first run; where several do in the same epoch, they share a mark."""
     since: dict[int, list[str]] = {}
-    for group in subject.done[:MOST_SHOWN]:
+    for group in [group for group in subject.trained if group.done][:MOST_SHOWN]:
         for finding in overfitting.answer(Evidence(group.done[0].run)):
             if finding.verdict.startswith("overfitting since"):
                 since.setdefault(int(finding.figures["best_epoch"]), []).append(group.name)
-    several = len(subject.begun) > 1
+    several = len(subject.trained) > 1
 
     def who(names: list[str]) -> str:
         return f" ({', '.join(names) if len(names) < 3 else f'{len(names)} cells'})" if several else ""
@@ -161,8 +161,8 @@ def _overfitting(subject: Subject) -> list[Mark]:
 def _by_step(subject: Subject) -> Lines | None:
     """The training loss of every step of a cell's first run, over all ranks."""
     series = []
-    several = len(subject.begun) > 1
-    for group in subject.begun[:MOST_SHOWN]:
+    several = len(subject.trained) > 1
+    for group in subject.trained[:MOST_SHOWN]:
         ranks = common(group.samples[0].run.all_steps())
         hue = subject.colour(group)
         line = step_series(ranks[0]["step"], mean_losses(ranks), group.name if several else "loss", hue.name, hue.again)

@@ -9,9 +9,10 @@ from typing import Any
 
 import msgspec
 
+from lockstep.measure.view import RunView
 from lockstep.report import cells, curves, exchange, findings, run, setup, speed, steps, timeline
 from lockstep.report.subject import Subject
-from lockstep.report.views import AnyChart, Part, Report
+from lockstep.report.views import AnyChart, Part, Report, Table
 from lockstep.run import DAMAGED
 from lockstep.units import counted, text
 
@@ -47,7 +48,7 @@ def part(subject: Subject, rooms: Sequence[Any] = ROOMS, details: bool = True) -
         findings=findings.findings(subject) if details else [],
         notes=[*_damaged(subject), *(run.notes(alone) if alone else _notes(subject))],
         table=cells.table(subject),
-        tables=[table for table in (run.epochs(alone), run.ranks(alone)) if table] if alone else [],
+        tables=[each for each in _tables(subject, alone) if each],
         published=cells.published(subject),
         charts=charts,
         settings=differ,
@@ -55,6 +56,10 @@ def part(subject: Subject, rooms: Sequence[Any] = ROOMS, details: bool = True) -
         environment=setup.environment(subject) if details else None,
         commands=setup.commands(subject) if details else [],
     )
+
+
+def _tables(subject: Subject, alone: RunView | None) -> list[Table | None]:
+    return [run.epochs(alone), run.ranks(alone)] if alone else [cells.effects(subject)]
 
 
 def _with_own_ids(parts: list[Part]) -> list[Part]:
@@ -71,14 +76,17 @@ def _with_own_ids(parts: list[Part]) -> list[Part]:
 
 def cell_facts(subject: Subject) -> list[tuple[str, str]]:
     document = subject.comparison
-    samples = [each for group in subject.groups for each in group.samples]
-    planned = document.get("runs_planned", len(samples))
-    spec = samples[0].spec if samples else None
+    runs = subject.runs
+    planned = document.get("runs_planned", len(runs))
+    spec = subject.done[0].spec if subject.done else None
     stability = document["stability"]
-    spread = "" if stability["spread"] is None else f", runs of one cell differ by {stability['spread']:.1%}"
+    race = document.get("race")
+    what = "starts" if race else "runs"
+    spread = "" if stability["spread"] is None else f", {what} of one cell differ by {stability['spread']:.1%}"
     found = [
         ("cells", str(len(subject.groups))),
-        ("runs done", f"{sum(each.state == 'done' for each in samples)} of {planned}"),
+        ("time", _race_text(race) if race else "–"),
+        ("trainings" if race else "runs done", f"{sum(run.state == 'done' for run in runs)} of {planned}"),
         ("baseline", document["baseline"] or "–"),
         ("model and data", f"{spec.recipe.model} on {spec.recipe.data}" if spec else "–"),
         ("accuracy that all reached", text(document["target_accuracy"], "percent")),
@@ -87,13 +95,18 @@ def cell_facts(subject: Subject) -> list[tuple[str, str]]:
     return [(label, value) for label, value in found if value != "–"]
 
 
+def _race_text(race: dict[str, Any]) -> str:
+    over = "" if race["over"] else ", not over"
+    return f"in turns, {counted(race['starts'], 'start')} of each cell, {counted(race['rounds'], 'round')}, {text(race['seconds'], 'seconds')}{over}"
+
+
 def _damaged(subject: Subject) -> list[str]:
     """What cannot be read, and so is left out: runs as a whole, and files of those that are drawn."""
     whole = [text for group in subject.groups for text in group.unstarted]
     whole += [
         f"{each.run.id} is damaged: {each.cause}" for g in subject.groups for each in g.samples if each.state == DAMAGED
     ]
-    drawn = [group.samples[0].run for group in subject.begun]
+    drawn = [group.samples[0].run for group in subject.trained]
     return [*whole, *(f"{one.id} is damaged: {text}: left out" for one in drawn for text in one.rank_damage())]
 
 
@@ -101,6 +114,11 @@ def _notes(subject: Subject) -> list[str]:
     """What is unfair about a comparison, how steady the machine was, and what the study cost beside training."""
     document = subject.comparison
     found = [*document["fairness"], *document["stability"]["advice"]]
+    if check := document.get("check"):
+        found.append(
+            f"a whole training takes as long as its steps and evaluations in turns, within {check['median']:.1%} (median of "
+            f"{counted(check['n'], 'training')}, worst {check['worst']:.1%})"
+        )
     overhead = document.get("overhead")
     if overhead:
         found.append(

@@ -14,8 +14,10 @@ MOST_CELLS = 12
 
 def findings(subject: Subject) -> list[About]:
     """Of each cell's first finished run, the costliest first."""
-    cells = {each.run.id: group.name for group in subject.begun for each in group.done} if subject.study else {}
-    found = [About(name=group.name, findings=_of(group, subject.peers, cells)) for group in subject.begun[:MOST_CELLS]]
+    done = [(group, each) for group in subject.begun for each in group.done if each.own]
+    cells = {each.run.id: group.name for group, each in done} if subject.study else {}
+    told = [group for group in subject.begun if not group.done or any(each.own for each in group.done)]
+    found = [About(name=group.name, findings=_of(group, subject.peers, cells)) for group in told[:MOST_CELLS]]
     return [about for about in found if about.findings]
 
 
@@ -26,7 +28,7 @@ def definitions() -> dict[str, str]:
 def _of(group: Group, peers: list[RunView], cells: dict[str, str]) -> list[Said]:
     if not group.done:
         return [_state(group)]
-    run = group.done[0].run
+    run = next(each.run for each in group.done if each.own)
     if damaged := run.rank_damage():
         text = "; ".join(damaged)
         return [Said(question="state", verdict="damaged: not explained", why=text, next=f"lockstep show {run.id}")]

@@ -158,7 +158,7 @@ def _charts(record: Record, windows: Sequence[Window]) -> list[AnyChart]:
     found: dict[str, list[tuple[int, Ratio]]] = {name: [] for name in names}
     for count in starts[estimate.LOOKS[0] - 1 :]:
         so_far = [window for window in windows if window.start <= count]
-        for ratio in estimate.ratios(so_far, names, baseline, record.budget.margin):
+        for ratio in estimate.ratios(so_far, [(name, baseline) for name in names], record.budget.margin):
             if ratio.n == count and ratio.low and ratio.high:
                 found[ratio.contender].append((count, ratio))
     series = [

@@ -51,7 +51,7 @@ _ALWAYS = (
 
 def settings(subject: Subject) -> tuple[Table | None, Table]:
     """What differs between the cells, and what they share (only what is not as usual)."""
-    specs = {group.name: group.samples[0].spec for group in subject.begun}
+    specs = {group.name: group.spec for group in subject.groups if group.samples or group.measured}
     cells = {name: dotted(spec.recipe, spec.placement) for name, spec in specs.items()}
     keys = list(dict.fromkeys(key for cell in cells.values() for key in cell))
     differing = [key for key in keys if key != "seed" and len({_word(cell.get(key)) for cell in cells.values()}) > 1]
@@ -120,7 +120,7 @@ def commands(subject: Subject) -> list[Command]:
         if words:
             found.append(Command(name="the whole study", lines=[shlex.join(words)]))
     for group in subject.begun[:MOST_COMMANDS]:
-        specs = [each.spec for each in group.samples]
+        specs = [each.spec for each in group.samples if each.own] or [each.spec for each in group.samples]
         seeds = sorted({spec.recipe.seed for spec in specs})
         name = group.name if len(seeds) == 1 else f"{group.name} (seeds {', '.join(map(str, seeds))})"
         found.append(Command(name=name, lines=[shlex.join(run_words(specs[0]))]))

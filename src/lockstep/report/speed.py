@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from lockstep.metrics import METRICS, value
+from lockstep.metrics import METRICS
 from lockstep.report.prediction import predicted
 from lockstep.report.subject import Subject
 from lockstep.report.views import Axis, Dot, Lines, Scatter, Series, short, shorts, sure
@@ -13,6 +13,7 @@ from lockstep.settings import dotted
 from lockstep.statistics import median_interval
 from lockstep.study.compare import versus
 from lockstep.study.gather import Group
+from lockstep.study.observed import observed
 
 SECTION = "speed"
 # What may differ between two points of one scaling curve: how many workers there are, and what follows from it.
@@ -37,7 +38,7 @@ def scaling(subject: Subject) -> Lines | None:
     kinds = {_key(group, base)[0] for group in subject.done}
     most = max(_cores(group) for group in subject.done)
     weak = [kind == WEAK for kind in (STRONG, WEAK) if kind in kinds]
-    forecast, says = predicted(base.done[0].spec, most, weak)
+    forecast, says = predicted(base.spec, most, weak)
     ends = [_cores(group) for group in subject.done] + [int(x or 0) for line in forecast for x in line.x]
     least, most, own = min(ends), max(ends), _cores(base)
     ideal = Series(name="ideal", colour="faint", dash=True, x=[least, most], y=shorts([least / own, most / own]))
@@ -68,7 +69,7 @@ def _line(subject: Subject, base: Group, name: str, members: Sequence[Group]) ->
 
 
 def _cores(group: Group) -> int:
-    return group.done[0].run.cores
+    return group.cores
 
 
 def _speed(group: Group, base: Group) -> Triple | None:
@@ -93,7 +94,7 @@ def _families(subject: Subject, base: Group) -> dict[str, list[Group]]:
 
 
 def _key(group: Group, base: Group) -> tuple[str, str]:
-    spec, other = group.done[0].spec, base.done[0].spec
+    spec, other = group.spec, base.spec
     if spec.plan.ranks == other.plan.ranks:
         kind = "more threads"
     elif spec.plan.global_batch == other.plan.global_batch:
@@ -115,7 +116,7 @@ def trade_off(subject: Subject) -> Scatter | None:
         id="trade-off",
         section=SECTION,
         title="Time, accuracy, memory",
-        says="Median of each cell's runs with its 95 % interval; left and high is good. A circle's area is the memory of all ranks together.",
+        says="Median of each cell with its 95 % interval; left and high is good. A circle's area is the memory of all ranks together.",
         x=_axis("seconds"),
         y=_axis("accuracy"),
         size=_axis("memory"),
@@ -145,7 +146,7 @@ def _dot(subject: Subject, group: Group) -> Dot | None:
 
 
 def _median(group: Group, metric: str) -> Triple | None:
-    known = [found for each in group.done if (found := value(each.run, metric, None)) is not None]
+    known = list(observed(group, metric, None).values())
     if not known:
         return None
     between = median_interval(known, log=METRICS[metric].by_ratio)

@@ -11,6 +11,7 @@ from lockstep.measure.phases import NAMES, Parts
 from lockstep.report.subject import Subject
 from lockstep.report.views import Axis, Bar, Bars, Fall, Waterfall, sure
 from lockstep.study.gather import Group
+from lockstep.study.timing import CellTime
 from lockstep.units import text
 
 SECTION = "step"
@@ -26,9 +27,12 @@ def _bars(subject: Subject) -> Bars | None:
     if subject.kind == "run":
         return run_bars(subject.runs[0].split())
     rows: list[Bar] = []
-    for group in subject.begun:
-        parts = [found for each in group.samples if (found := each.run.split())]
-        if parts:
+    for group in subject.groups:
+        parts = [found for each in group.samples if each.own and (found := each.run.split())]
+        if group.time:
+            rows.append(_bar(group.name, _raced(group.time)))
+            rows += _rank_bars(parts[0], f"{group.name}, ", "ranks") if parts else []
+        elif parts:
             # A cell's bar is the mean over its runs and their ranks; the ranks' own bars are those of its first run.
             rows.append(_bar(group.name, _mean([_mean(one) for one in parts])))
             rows += _rank_bars(parts[0], f"{group.name}, ", "ranks")
@@ -65,13 +69,21 @@ def _mean(parts: Sequence[Parts]) -> Parts:
     return {name: float(np.mean([part[name] for part in parts])) for name in NAMES}
 
 
+def _raced(time: CellTime) -> Parts:
+    """The phases that a race has seen; what the ranks waited for each other is in its exchange."""
+    phases, total = time.phases(), time.plan.global_batch * time.cost
+    known = {name: phases.get(name, 0.0) for name in NAMES}
+    return {**known, "other": max(0.0, total - sum(known.values()))}
+
+
 def _bar(name: str, parts: Parts, role: str = "") -> Bar:
     return Bar(name=name, values=[sure(max(0.0, parts[part])) for part in NAMES], role=role)
 
 
 def waterfall(group: Group, subject: Subject) -> Waterfall | None:
     """From what `lockstep explain --measure` has measured beside the cell's first run; None where it has not."""
-    ways = group.done[0].run.ways()
+    own = [each.run for each in group.done if each.own]
+    ways = own[0].ways() if own else {}
     if not {"whole", "plain", "apart", "together"} <= ways.keys():
         return None
     parts = losses(ways)

@@ -39,17 +39,26 @@ class Subject:
 
     @cached_property
     def runs(self) -> list[RunView]:
-        return [each.run for group in self.groups for each in group.samples]
+        found = {each.run.id: each.run for group in self.groups for each in group.samples}
+        return list(found.values())
 
     @cached_property
     def done(self) -> list[Group]:
-        """Cells that have a finished run."""
-        return [group for group in self.groups if group.done]
+        """Cells that were measured: in a race, or by a finished run."""
+        return [group for group in self.groups if group.measured]
 
     @cached_property
     def begun(self) -> list[Group]:
         """Cells that have any run."""
         return [group for group in self.groups if group.samples]
+
+    @cached_property
+    def trained(self) -> list[Group]:
+        """Cells that have any run, one for each set of runs: cells that compute the same share theirs."""
+        found: dict[tuple[str, ...], Group] = {}
+        for group in self.begun:
+            found.setdefault(tuple(each.run.id for each in group.samples), group)
+        return list(found.values())
 
     def place(self, group: Group) -> int:
         return self.groups.index(group)
@@ -62,7 +71,7 @@ class Subject:
     @cached_property
     def peers(self) -> list[RunView]:
         """Finished runs that its runs are explained beside: its own, and for a single run those of the same task next to it in time."""
-        own = [each.run for group in self.done for each in group.done]
+        own = list({each.run.id: each.run for group in self.done for each in group.done}.values())
         return own if self.kind != "run" or not own else [*own, *same_task(own[0])]
 
 

@@ -23,8 +23,8 @@ FAR = 20
 
 def charts(subject: Subject) -> list[Timeline]:
     """Of the first run of a few cells, those with most ranks."""
-    groups = sorted(subject.begun, key=lambda group: -group.samples[0].spec.plan.ranks)[:MOST_RUNS]
-    several = len(subject.begun) > 1
+    groups = sorted(subject.trained, key=lambda group: -group.samples[0].spec.plan.ranks)[:MOST_RUNS]
+    several = len(subject.trained) > 1
     found = []
     for number, group in enumerate(groups, 1):
         chart = of_run(group.samples[0].run, f": {group.name}" if several else "", f"-{number}" if several else "")

@@ -1,33 +1,46 @@
-"""Compare cells: medians with intervals, paired comparisons with the baseline, and remarks."""
+"""Compare cells: medians with intervals, paired comparisons with the baseline, and remarks.
+
+What belongs to the placement (time, memory) comes from turns, where cells took turns, and is paired by start. What belongs to the recipe
+(accuracy) comes from whole trainings, and is paired by seed. A time to an accuracy is a number of epochs, which a training gave, times the
+time of an epoch, which turns gave.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from lockstep.errors import InputError
-from lockstep.metrics import METRICS, USUAL, Kind, common_target, value
+from lockstep.metrics import METRICS, USUAL, Kind, common_target
 from lockstep.run import Run
-from lockstep.statistics import ALPHA, WORDS, Comparison, compare_family, median_interval
-from lockstep.study import fairness, gather, stability
+from lockstep.statistics import ALPHA, MARGIN_RATIO, WORDS, Comparison, Verdict, compare_family, median_interval
+from lockstep.study import effects, fairness, gather, stability
 from lockstep.study.definition import Published, nearest
 from lockstep.study.folder import StudyFolder, overheads
-from lockstep.study.gather import Group, Sample
+from lockstep.study.gather import Group
+from lockstep.study.observed import observed
+from lockstep.study.plan import LOOKS
+from lockstep.study.timing import CellTime
+from lockstep.turns.estimate import Ratio
 from lockstep.units import clock
 
 Document = dict[str, Any]
 TOO_GOOD = 1.2
+LOOK_ALPHA = ALPHA / len(LOOKS)
+"""A study compares accuracies after each look, and stops when they are told apart: each look has its share of the error."""
 
 
 def study_document(folder: StudyFolder) -> Document:
     """A study as far as it has come."""
     planned = folder.read()
     study, groups = planned.study, gather.of_study(folder, planned)
-    document = table(groups, study.baseline, study.metrics, study.target_accuracy)
-    document |= {"study": folder.name, "about": study.about, "runs_planned": len(planned.items)}
+    document = table(groups, study.baseline, study.metrics, study.target_accuracy, LOOK_ALPHA)
+    document |= {"study": folder.name, "about": study.about, "race": _race(groups), "check": _check(groups)}
+    document["runs_planned"] = len(planned.expected(folder.started()))
+    document["effects"] = effects.effects(study, groups, document["target_accuracy"])
     document["published"] = [_published(found, groups, document["target_accuracy"]) for found in study.published]
     document["overhead"] = overheads(folder.records())
     if any(cell.placement.launcher == "slurm" for cell in planned.cells):
@@ -52,19 +65,57 @@ def runs_document(runs: Sequence[Run], baseline: str | None = None) -> Document:
     return document
 
 
-def table(groups: Sequence[Group], baseline: str | None, metrics: Sequence[str], target: float | None) -> Document:
-    """All figures of the comparison as one document."""
+def _race(groups: Sequence[Group]) -> Document | None:
+    """How the times were measured."""
+    raced = next((group.time.race for group in groups if group.time), None)
+    if raced is None:
+        return None
+    state = raced.state
+    rounds = len({(window.start, window.round) for window in raced.windows})
+    return {
+        "over": state.over,
+        "seconds": state.seconds,
+        "starts": state.starts,
+        "rounds": rounds,
+        "disturbed": state.disturbed,
+        "failures": state.failures,
+    }
+
+
+def _check(groups: Sequence[Group]) -> Document | None:
+    """How far whole trainings were from what their steps and evaluations come to: 0.02 where they took 2 % longer."""
+    off: list[Document] = []
+    shares: list[float] = []
+    for group in groups:
+        for each in group.done:
+            summary, time = each.summary, group.time
+            if not (each.own and time and time.evaluation is not None and summary.get("train_seconds")):
+                continue
+            images, epochs = float(summary.get("train_images") or 0), int(summary.get("epochs") or 0)
+            said = images * time.cost + epochs * time.evaluation
+            took = float(summary["train_seconds"]) + float(summary.get("eval_seconds") or 0.0)
+            if said:
+                shares.append(took / said - 1)
+                off.append({"cell": group.name, "run": each.run.id, "off": took / said - 1})
+    if not off:
+        return None
+    shares = [abs(share) for share in shares]
+    return {"n": len(off), "median": statistics.median(shares), "worst": max(shares), "runs": off}
+
+
+def table(
+    groups: Sequence[Group],
+    baseline: str | None,
+    metrics: Sequence[str],
+    target: float | None,
+    alpha: float = ALPHA,
+) -> Document:
+    """All figures of the comparison as one document. `alpha`: the error of what trainings decide; turns have their own."""
     base, remark = _baseline(groups, baseline)
     target = target if target is not None else common_target([each.run for group in groups for each in group.done])
-    against = {metric: _against(groups, base, metric, target) for metric in metrics}
+    against = {metric: _against(groups, base, metric, target, alpha) for metric in metrics}
     cells = [_cell(group, base, metrics, target, against) for group in groups]
-    timed = [
-        stability.Timed(group.name, each.spec.created, each.summary["train_seconds"])
-        for group in groups
-        for each in group.done
-        if each.summary.get("train_seconds") is not None
-    ]
-    notes = fairness.notes({group.name: group.done for group in groups})
+    notes = fairness.notes(groups)
     if remark:
         notes.insert(0, remark)
     notes += _too_good(cells)
@@ -76,26 +127,42 @@ def table(groups: Sequence[Group], baseline: str | None, metrics: Sequence[str],
         "metrics": list(metrics),
         "cells": cells,
         "fairness": notes,
-        "stability": asdict(stability.judge(timed)),
+        "stability": asdict(stability.judge(*_timed(groups))),
     }
+
+
+def _timed(groups: Sequence[Group]) -> tuple[list[stability.Timed], str]:
+    """What was timed of each cell, in the order of time: starts of a race, else runs."""
+    starts = [stability.Timed(g.name, start, cost) for g in groups if g.time for start, cost in g.time.wall.items()]
+    if starts:
+        return starts, "start"
+    runs = [
+        stability.Timed(group.name, each.spec.created, each.summary["train_seconds"])
+        for group in groups
+        for each in group.done
+        if each.summary.get("train_seconds") is not None
+    ]
+    return runs, "run"
 
 
 def _baseline(groups: Sequence[Group], wanted: str | None) -> tuple[Group | None, str]:
     """The cell that the others are compared with; if it is not the requested one, a note says so."""
-    able = [group for group in groups if group.done]
+    able = [group for group in groups if group.measured]
     if not able:
         return None, ""
     asked = wanted or groups[0].name
     found = next((group for group in able if group.name == asked), None)
     if found:
         return found, ""
-    return able[0], f"baseline '{asked}' has no finished run: cells are compared with '{able[0].name}' instead"
+    return able[0], f"baseline '{asked}' was not measured: cells are compared with '{able[0].name}' instead"
 
 
-def _against(groups: Sequence[Group], base: Group | None, metric: str, target: float | None) -> dict[str, Comparison]:
+def _against(
+    groups: Sequence[Group], base: Group | None, metric: str, target: float | None, alpha: float
+) -> dict[str, Comparison]:
     """Every other cell against the baseline: the comparisons of one metric are a family."""
-    others = [group for group in groups if base is not None and group is not base and group.done]
-    found = versus_all([(group, base) for group in others if base], metric, target)
+    others = [group for group in groups if base is not None and group is not base and group.measured]
+    found = versus_all([(group, base) for group in others if base], metric, target, alpha)
     return {group.name: comparison for group, comparison in zip(others, found, strict=True)}
 
 
@@ -116,28 +183,28 @@ def _cell(
         "runs": [each.run.id for each in done],
         "metrics": {},
     }
-    if not done or base is None:
+    if not group.measured or base is None:
         return result
-    first = done[0]
-    ours = group is base
+    ours, spec = group is base, group.spec
     result |= {
-        "ranks": first.spec.placement.ranks,
-        "threads": first.spec.placement.threads,
-        "cores": first.run.cores,
-        "global_batch": first.spec.plan.global_batch,
-        "recipe_differs_in": [] if ours else fairness.what_differs(done, base.done),
+        "ranks": spec.placement.ranks,
+        "threads": spec.placement.threads,
+        "cores": group.cores,
+        "global_batch": spec.plan.global_batch,
+        "recipe_differs_in": [] if ours else fairness.what_differs(group, base),
+        "evaluation_seconds": group.time.evaluation if group.time else None,
     }
     for metric in metrics:
         result["metrics"][metric] = _column(metric, group, target, against[metric].get(group.name))
     # Ratios of seconds for the same work; where the work differs, of images per second.
     speed = 1.0 if ours else versus(group, base, "images_per_second", target).effect
     result["speed_up"] = speed
-    result["efficiency"] = None if speed is None else speed * base.done[0].run.cores / first.run.cores
+    result["efficiency"] = None if speed is None else speed * base.cores / group.cores
     return result
 
 
 def _column(metric: str, group: Group, target: float | None, against: Comparison | None) -> Document:
-    counted = [v for each in _counted(metric, group.done) if (v := _mean(metric, each, target)) is not None]
+    counted = list(observed(group, metric, target).values())
     values = [v for v in counted if math.isfinite(v)]
     missed = len(counted) - len(values)
     # Runs that never reached the target took longer than all others: the median counts them, an interval cannot.
@@ -158,44 +225,59 @@ def _column(metric: str, group: Group, target: float | None, against: Comparison
     return column
 
 
-def _counted(metric: str, samples: Sequence[Sample]) -> list[list[Sample]]:
-    """The unit of observation. The same seed gives the same accuracy again, so repeating it adds no evidence."""
-    if METRICS[metric].by_ratio:
-        return [[each] for each in samples]
-    by_seed: dict[int, list[Sample]] = {}
-    for each in samples:
-        by_seed.setdefault(each.seed, []).append(each)
-    return list(by_seed.values())
-
-
-def _mean(metric: str, samples: Sequence[Sample], target: float | None) -> float | None:
-    values = [v for each in samples if (v := value(each.run, metric, target)) is not None]
-    return statistics.fmean(values) if values else None
-
-
 def versus(group: Group, base: Group, metric: str, target: float | None) -> Comparison:
     """One comparison by itself."""
     return versus_all([(group, base)], metric, target)[0]
 
 
-def versus_all(sides: Sequence[tuple[Group, Group]], metric: str, target: float | None) -> list[Comparison]:
-    """A family of comparisons, pair by pair: runs of one block for times, runs of one seed for accuracies."""
-    return compare_family([_pairs(group, base, metric, target) for group, base in sides], METRICS[metric].kind)
+def versus_all(
+    sides: Sequence[tuple[Group, Group]], metric: str, target: float | None, alpha: float = ALPHA
+) -> list[Comparison]:
+    """A family of comparisons, pair by pair. Where all cells took turns, the race has compared their times already."""
+    if sides and metric in RACED and all(group.time and base.time for group, base in sides):
+        return [RACED[metric](group.time, base.time) for group, base in sides if group.time and base.time]
+    return compare_family([_pairs(group, base, metric, target) for group, base in sides], METRICS[metric].kind, alpha)
 
 
 def _pairs(group: Group, base: Group, metric: str, target: float | None) -> tuple[list[float], list[float]]:
-    by_seed = not METRICS[metric].by_ratio
-
-    def values(samples: Sequence[Sample]) -> dict[Any, float]:
-        return {
-            (each[0].seed if by_seed else each[0].pair): v
-            for each in _counted(metric, samples)
-            if (v := _mean(metric, each, target)) is not None
-        }
-
-    ours, theirs = values(group.done), values(base.done)
+    turned = bool(group.time and base.time)
+    ours, theirs = observed(group, metric, target, turned), observed(base, metric, target, turned)
     both = [key for key in ours if key in theirs]
     return [ours[key] for key in both], [theirs[key] for key in both]
+
+
+def _raced(ratio: Ratio, work: float, kind: Kind) -> Comparison:
+    """A ratio of a race as a comparison. `work`: what the contender does, as a multiple of what the other one does."""
+    if ratio.effect is None:
+        return Comparison(0, None, None, None, "too few", None, "turns")
+    if ratio.low is None or ratio.high is None:
+        return Comparison(ratio.n, work * ratio.effect, None, None, "too few", None, "turns")
+    effect, low, high = work * ratio.effect, work * ratio.low, work * ratio.high
+    slow: dict[str, Verdict] = {"slower": WORDS["time"][0], "faster": WORDS["time"][1], "the same": "the same"}
+    verdict: Verdict = slow.get(ratio.verdict, "not significant")
+    if work != 1:
+        within = low >= 1 / (1 + MARGIN_RATIO) and high <= 1 + MARGIN_RATIO
+        verdict = "the same" if within else "slower" if low > 1 else "faster" if high < 1 else "not significant"
+    if kind == "rate":
+        effect, low, high = 1 / effect, 1 / high, 1 / low
+    elif kind == "size" and verdict in ("slower", "faster"):
+        verdict = "higher" if verdict == "slower" else "lower"
+    return Comparison(ratio.n, effect, low, high, verdict, None, "turns", ratio.p, ratio.level)
+
+
+def _cores_work(ours: CellTime, theirs: CellTime) -> float:
+    return ours.whole_images * ours.cell.cores / (theirs.whole_images * theirs.cell.cores)
+
+
+# What a race compares by itself: from ratios within rounds, at its own error.
+RACED: dict[str, Callable[[CellTime, CellTime], Comparison]] = {
+    "seconds": lambda a, b: _raced(a.race.ratio(a.cell.name, b.cell.name), a.whole_images / b.whole_images, "time"),
+    "images_per_second": lambda a, b: _raced(a.race.ratio(a.cell.name, b.cell.name), 1.0, "rate"),
+    "cpu_seconds": lambda a, b: _raced(
+        a.race.ratio(a.cell.name, b.cell.name, "cpu"), a.whole_images / b.whole_images, "time"
+    ),
+    "core_seconds": lambda a, b: _raced(a.race.ratio(a.cell.name, b.cell.name), _cores_work(a, b), "size"),
+}
 
 
 def verdict_text(found: Comparison) -> str:
@@ -204,6 +286,8 @@ def verdict_text(found: Comparison) -> str:
         return "too few pairs" if found.n == 0 else "one pair: repeat it"
     if found.verdict != "not significant":
         return found.verdict
+    if found.how == "turns":
+        return "not settled in the time that the race had: give it more with race_minutes"
     if found.more is None:
         return f"not significant ({found.n} pairs do not say how many more would settle it)"
     few, most = found.more
@@ -229,18 +313,18 @@ def _family(metrics: Sequence[dict[str, Comparison]]) -> str:
     sizes = {sum(found.p is not None for found in comparisons.values()) for comparisons in metrics} - {0}
     count = str(max(sizes, default=0)) if len(sizes) < 2 else f"{min(sizes)} to {max(sizes)}"
     several = f" (Holm over {count} comparisons of each)" if max(sizes, default=0) > 1 else ""
-    return f"if nothing differed, a metric would have a verdict in {ALPHA:.0%} of such studies at most{several}"
+    return f"if nothing differed, a metric would have a verdict in {ALPHA:.0%} of such comparisons at most{several}"
 
 
 def _published(found: Published, groups: Sequence[Group], target: float | None) -> Document:
     """A report's claims beside our measurements: the shape is compared, never seconds."""
     by_name = {group.name: group for group in groups}
-    able = [claim for claim in found.claims if by_name[claim.more].done and by_name[claim.less].done]
+    able = [claim for claim in found.claims if by_name[claim.more].measured and by_name[claim.less].measured]
     compared: dict[int, Comparison] = {}
     for metric in {claim.metric for claim in able}:
         family = [claim for claim in able if claim.metric == metric]
         sides = [(by_name[claim.more], by_name[claim.less]) for claim in family]
-        compared |= {id(c): one for c, one in zip(family, versus_all(sides, metric, target), strict=True)}
+        compared |= {id(c): one for c, one in zip(family, versus_all(sides, metric, target, LOOK_ALPHA), strict=True)}
     claims = []
     for claim in found.claims:
         against = compared.get(id(claim))
@@ -262,7 +346,7 @@ def _claim_verdict(same: bool, kind: Kind, against: Comparison | None) -> str:
     if against is None or against.verdict == "too few":
         return "not measured here"
     if same:
-        return "agrees" if against.verdict == "the same" else "no difference seen" if not against.settled else "differs"
+        return "agrees" if against.verdict == "the same" else "not settled" if not against.settled else "differs"
     if not against.settled:
         return "not settled"
     larger = WORDS[kind][0]

@@ -59,10 +59,13 @@ class Study(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Factor -> level -> the keys that this level sets."""
     cells: dict[str, Keys] = {}
     repeats: Annotated[int, Meta(ge=1, le=10_000)] = 5
+    """How many seeds each recipe is trained with at first; those that are not told apart go on to twice and four times as many."""
     seeds: list[Annotated[int, Meta(ge=0, le=(1 << 62))]] = []
     """One per repeat, taken in turn, the same in every cell; by default the recipe's seed and those after it."""
     metrics: list[str] = msgspec.field(default_factory=lambda: list(USUAL))
     baseline: str | None = None
+    race_minutes: PositiveFloat | None = None
+    """How long the cells may race; by default it depends on how many ranks they have."""
     budget_minutes: PositiveFloat | None = None
     target_accuracy: Annotated[float, Meta(gt=0, le=1)] | None = None
     published: list[Published] = []

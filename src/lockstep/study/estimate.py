@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,17 +29,22 @@ class Estimate:
     basis: str
 
 
-def of_cells(planned: Planned, records: Sequence[dict[str, Any]], runs: Path | None) -> dict[str, Estimate]:
-    """For every cell that can run here."""
+def of_cells(
+    planned: Planned, records: Sequence[dict[str, Any]], runs: Path | None, costs: Mapping[str, float] | None = None
+) -> dict[str, Estimate]:
+    """For every cell that can run here. `costs`: seconds for an image, of cells that have raced."""
     walls: dict[str, list[float]] = {}
     digests = {item.digest: item.cell for item in planned.items}
     for record in records:
         if record.get("state") == "done" and record.get("digest") in digests:
-            walls.setdefault(digests[record["digest"]], []).append(record["ended"] - record["began"])
+            for cell in planned.alike(digests[record["digest"]]):
+                walls.setdefault(cell.name, []).append(record["ended"] - record["began"])
     rows = [row for row in index.rows(runs_root(runs)) if row["state"] == "done" and row.get("images_per_second")]
     return {
         cell.name: Estimate(statistics.median(walls[cell.name]), "its own runs")
         if cell.name in walls
+        else Estimate(START_S + _images(cell) * costs[cell.name], "its steps in turns")
+        if costs and cell.name in costs
         else _other(cell, rows)
         for cell in planned.cells
         if cell.plan is not None
@@ -55,11 +60,15 @@ def _other(cell: Cell, rows: Sequence[dict[str, Any]]) -> Estimate:
         basis = f"{counted(len(alike), 'earlier run')} of {cell.recipe.model}"
     else:
         per_core, basis = GUESS.get(cell.recipe.model, GUESS_OTHER), "a guess"
+    return Estimate(START_S + _images(cell) / (per_core * held), basis)
+
+
+def _images(cell: Cell) -> float:
+    """Testing is a forward pass: about a third of a training step."""
     plan = cell.plan
+    assert plan is not None
     share = plan.total_steps / max(1, plan.steps_per_epoch)
-    # Testing is a forward pass: about a third of a training step.
-    images = share * (plan.train_samples + plan.test_samples / 3)
-    return Estimate(START_S + images / (per_core * held), basis)
+    return share * (plan.train_samples + plan.test_samples / 3)
 
 
 def left(items: Sequence[Item], cells: dict[str, Estimate]) -> float:

@@ -1,4 +1,7 @@
-"""Running a study: one run at a time, each in its own processes; stopped or killed at any moment, it resumes where it was."""
+"""Running a study: its cells race, then its recipes are trained, one after the other, each where that is fastest.
+
+Stopped or killed at any moment, it goes on where it was.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,17 @@ from lockstep.launch import execute
 from lockstep.launch.slurm.launcher import allocation
 from lockstep.launch.supervise import Progress
 from lockstep.run import Options, Part, Run, Spec
-from lockstep.study import blocks, estimate
+from lockstep.study import estimate, proof, timing
 from lockstep.study.folder import StudyFolder
-from lockstep.study.plan import Item, PlanChanged, Planned, outcome, prepared
-from lockstep.units import clock, counted
+from lockstep.study.plan import LOOKS, Item, PlanChanged, Planned, apart, outcome, prepared
+from lockstep.study.seeds import undecided
+from lockstep.turns import Race
+from lockstep.units import clock
 
 # A cell that failed this often and never succeeded is not tried again: it would fail again.
 GIVE_UP_AFTER = 2
+# A race of less than this is not begun.
+LEAST_RACE_S = 5.0
 
 
 @dataclass
@@ -37,6 +44,9 @@ class Step:
 
 class Watcher:
     """Receives events; this one ignores them."""
+
+    def raced(self, race: Race) -> None:
+        return None
 
     def begins(self, step: Step) -> Progress | None:
         return None
@@ -61,17 +71,37 @@ class Session:
     """By digest: done, failed, to do."""
     jobs: dict[str, Run] = field(default_factory=dict)
     """By digest: Slurm jobs that an earlier call left under way."""
+    costs: dict[str, float] = field(default_factory=dict)
+    """By cell: seconds for an image, where it has raced."""
     spent: float = 0.0
     clock: Callable[[], float] = time.time
 
-    def to_do(self) -> list[Item]:
-        return [
-            item for item in self.planned.items if self.states[item.digest] == "to do" and not self.given_up(item.cell)
-        ]
+    def needed(self) -> list[Item]:
+        """The trainings that are to be made next: up to the first look at which not all are, of those that are not told apart by then."""
+        undecided_yet = {item.cell for item in self.planned.items}
+        for look in LOOKS:
+            items = [
+                item
+                for item in self.planned.items
+                if item.repeat < look * self.planned.study.repeats and item.cell in undecided_yet
+            ]
+            to_do = [item for item in items if self.states[item.digest] == "to do" and not self.given_up(item.cell)]
+            if to_do:
+                return to_do
+            undecided_yet = undecided(self.folder, self.planned, look * self.planned.study.repeats)
+        return []
+
+    def place(self, item: Item) -> str:
+        """The cell in which this is trained: the fastest of those that compute it."""
+        able = [cell.name for cell in self.planned.alike(item.cell) if cell.name in self.costs]
+        return min(able, key=self.costs.__getitem__, default=item.cell)
 
     def step(self, item: Item, left_seconds: float = 0.0) -> Step:
         done = sum(state != "to do" for state in self.states.values())
-        return Step(item, done + 1, len(self.planned.items), left_seconds)
+        return Step(item, done + 1, done + len(self.needed()), left_seconds)
+
+    def stopped(self) -> RunCancelled:
+        return RunCancelled(f"stopped; run the same command again to go on with study '{self.folder.name}'")
 
     def given_up(self, cell: str) -> bool:
         states = [self.states[item.digest] for item in self.planned.items if item.cell == cell]
@@ -85,26 +115,71 @@ def run(
     again: bool = False,
     watcher: Watcher | None = None,
 ) -> dict[str, int]:
-    """Run what is not done yet. Returns how many runs are done, failed and left; Ctrl-C raises RunCancelled after one is ended."""
+    """Race, prove, train: whatever of it is not done yet. Returns how many trainings are done, failed and left.
+
+    Ctrl-C raises RunCancelled; what was measured is kept, and the same call goes on from there.
+    """
     watcher = watcher or Watcher()
     with folder.held():
         folder.write(planned)
         session = Session(folder, planned, options or Options(), folder.runs, watcher)
+        if not _budget_is_spent(session, LEAST_RACE_S):
+            _race(session, again)
+        _prove(session)
         _look(session, again)
         on_cluster = {
             cell.name for cell in planned.cells if cell.placement.launcher == "slurm" and allocation() is None
         }
-        if on_cluster:
-            from lockstep.study.cluster import run_jobs
+        while items := session.needed():
+            if on_cluster & {item.cell for item in items}:
+                from lockstep.study.cluster import run_jobs
 
-            run_jobs(session, [item for item in session.to_do() if item.cell in on_cluster])
-        _one_by_one(session, on_cluster)
+                run_jobs(session, [item for item in items if item.cell in on_cluster])
+            if not _one_by_one(session, [item for item in items if item.cell not in on_cluster]):
+                break
     states = list(session.states.values())
-    return {"done": states.count("done"), "failed": states.count("failed"), "left": states.count("to do")}
+    return {"done": states.count("done"), "failed": states.count("failed"), "left": len(session.needed())}
+
+
+def _race(session: Session, again: bool) -> None:
+    """The time part."""
+    planned, watcher = session.planned, session.watcher
+    if not timing.racing(planned):
+        return
+    try:
+        timing.run(session.folder, planned, session.options, watcher.raced, again)
+    except KeyboardInterrupt:
+        raise session.stopped() from None
+    raced = timing.read(session.folder, planned)
+    if raced is None:
+        return
+    session.spent += raced.state.seconds
+    for name, why in raced.state.failures.items():
+        watcher.says(f"cell '{name}' fell out of the race: {why}")
+    cells = [time for cell in planned.cells if (time := raced.of(cell))]
+    session.costs = {time.cell.name: time.cost for time in cells}
+
+
+def _prove(session: Session) -> None:
+    """Cells whose accuracy is to come from trainings that were made elsewhere. One that fails is trained by itself."""
+    planned, root = session.planned, session.runs
+    cells = [cell for cell in proof.unproven(planned) if cell.name in session.costs and not proof.known(root, cell)]
+    for number, cell in enumerate(cells, 1):
+        session.watcher.says(f"[proof {number}/{len(cells)}] {cell.name}: does it compute what one process does?")
+        try:
+            wrong = proof.prove(root, cell, session.options.data_root)
+        except KeyboardInterrupt:
+            raise session.stopped() from None
+        if wrong is not None:
+            session.watcher.says(
+                f"cell '{cell.name}' does NOT compute what one process would, and is trained by itself: {wrong}"
+            )
+            session.planned = apart(session.planned, cell.name, wrong)
+            session.folder.write(session.planned)
 
 
 def _look(session: Session, again: bool) -> None:
-    """How each run that this study has started ended, according to its own folder (the log may lag behind)."""
+    """How each training that this study has started ended, according to its own folder (the log may lag behind)."""
     there = session.folder.runs_of(session.planned.items)
     for item in session.planned.items:
         state = outcome(there.get(item.digest), again)
@@ -113,29 +188,21 @@ def _look(session: Session, again: bool) -> None:
                 raise InputError(f"run {there[item.digest].id} is under way in another process: wait for it to end")
             session.jobs[item.digest], state = there[item.digest], "to do"
         session.states[item.digest] = state
-    to_do = {item.digest for item in session.to_do()}
-    again_too = blocks.broken(session.planned, there, to_do, session.clock())
-    for item in again_too:
-        session.states[item.digest] = "to do"
-    if again_too:
-        repeats = sorted({item.repeat + 1 for item in again_too})
-        session.watcher.says(
-            f"repeat {', '.join(map(str, repeats))} has runs to do, and its others ended more than {blocks.APART_S / 60:.0f} minutes ago: "
-            f"{counted(len(again_too), 'finished run')} of it will be made again, because times are compared within minutes"
-        )
     digests = set(session.states)
-    session.spent = sum(r["ended"] - r["began"] for r in session.folder.records() if r.get("digest") in digests)
+    session.spent += sum(r["ended"] - r["began"] for r in session.folder.records() if r.get("digest") in digests)
 
 
-def _one_by_one(session: Session, elsewhere: set[str]) -> None:
-    while True:
-        items = [item for item in session.to_do() if item.cell not in elsewhere]
-        if not items:
-            return
-        seconds = estimate.of_cells(session.planned, session.folder.records(), session.runs)
-        if _budget_is_spent(session, seconds[items[0].cell].seconds):
-            return
-        _one(session, session.step(items[0], estimate.left(items, seconds)))
+def _one_by_one(session: Session, items: list[Item]) -> bool:
+    """False where the budget is spent."""
+    for number, item in enumerate(items):
+        if session.states[item.digest] != "to do" or session.given_up(item.cell):
+            continue
+        seconds = estimate.of_cells(session.planned, session.folder.records(), session.runs, session.costs)
+        if _budget_is_spent(session, seconds[session.place(item)].seconds):
+            return False
+        left = sum(seconds[session.place(other)].seconds for other in items[number:])
+        _one(session, session.step(item, left))
+    return True
 
 
 def _budget_is_spent(session: Session, next_s: float) -> bool:
@@ -143,21 +210,22 @@ def _budget_is_spent(session: Session, next_s: float) -> bool:
     if budget is None or session.spent + next_s <= 60 * budget:
         return False
     session.watcher.says(
-        f"budget_minutes={budget:g} is used up ({clock(session.spent)} so far, the next run takes about "
+        f"budget_minutes={budget:g} is used up ({clock(session.spent)} so far, the next training takes about "
         f"{clock(next_s)}): the rest is left; raise it and run the study again to go on"
     )
     return True
 
 
 def begin(session: Session, item: Item) -> tuple[Run, Spec]:
-    """A planned run that is about to start; its study knows its name before the run exists."""
-    part = Part(study=session.folder.name, cell=item.cell, block=item.repeat)
+    """A planned training that is about to start; its study knows its name before the run exists."""
+    place = session.place(item)
+    part = Part(study=session.folder.name, cell=place, block=item.repeat)
     known = partial(session.folder.begins, item)
-    return prepared(session.planned, item, session.options, session.runs, part, known)
+    return prepared(session.planned, item, place, session.options, session.runs, part, known)
 
 
 def _one(session: Session, step: Step) -> None:
-    """One run, with an account of where the time beside training went."""
+    """One training, with an account of where the time beside training went."""
     item, began = step.item, session.clock()
     record: dict[str, Any] = msgspec.to_builtins(item)
     progress = session.watcher.begins(step)
@@ -167,7 +235,7 @@ def _one(session: Session, step: Step) -> None:
         execute(run, spec, progress=progress)
         record |= {"state": "done", **_overhead(run, began, ready, session.clock())}
     except RunCancelled:
-        raise RunCancelled(f"stopped; run the same command again to go on with study '{session.folder.name}'") from None
+        raise session.stopped() from None
     except PlanChanged:
         raise
     except (RunFailed, InputError) as error:

@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lockstep.placement import changes_mathematics, unknown_mathematics
 from lockstep.settings import dotted
-from lockstep.study.gather import Sample
+from lockstep.study.gather import Group, Sample
 from lockstep.text import some
 from lockstep.units import counted
 
-Cells = Mapping[str, Sequence[Sample]]
-"""The finished runs of each cell that has any."""
+Cells = Sequence[Group]
+"""Those that were measured."""
 
 
-def notes(cells: Cells) -> list[str]:
+def notes(groups: Sequence[Group]) -> list[str]:
     """Everything that a reader of the table has to know, the most important first."""
-    cells = {name: runs for name, runs in cells.items() if runs}
-    if not cells:
-        return []
+    cells = [group for group in groups if group.measured]
     checks = (_disagreement, _mathematics, _batch, _seeds, _differing)
-    return [note for check in checks for note in check(cells)]
+    return [note for check in checks for note in check(cells)] if cells else []
 
 
-def what_differs(cell: Sequence[Sample], baseline: Sequence[Sample]) -> list[str]:
+def what_differs(cell: Group, baseline: Group) -> list[str]:
     """The recipe keys that differ, except the seed; if any do, the computation differs. Placement keys do not count."""
-    ours, theirs = dotted(cell[0].spec.recipe), dotted(baseline[0].spec.recipe)
+    ours, theirs = dotted(cell.spec.recipe), dotted(baseline.spec.recipe)
     keys = sorted(ours.keys() | theirs.keys())
     return [key for key in keys if key != "seed" and ours.get(key) != theirs.get(key)]
 
 
 def _disagreement(cells: Cells) -> list[str]:
-    wrong = [name for name, runs in cells.items() if any(run.summary.get("ranks_agree") is False for run in runs)]
+    wrong = [
+        cell.name for cell in cells if any(each.own and each.summary.get("ranks_agree") is False for each in cell.done)
+    ]
     return [
         f"the exchange of {some([name])} did nothing, or not enough: its ranks ended with different weights, so its times and "
         "accuracies are not those of one model"
@@ -42,15 +42,19 @@ def _disagreement(cells: Cells) -> list[str]:
 
 def _mathematics(cells: Cells) -> list[str]:
     found = []
-    for name, runs in cells.items():
-        reason = changes_mathematics(runs[0].spec.placement, runs[0].spec.recipe)
+    for cell in cells:
+        reason = changes_mathematics(cell.spec.placement, cell.spec.recipe)
         if reason:
             found.append(
-                f"'{name}' computes something else than one process would: {reason}; its accuracy is part of its price"
+                f"'{cell.name}' computes something else than one process would: {reason}; its accuracy is part of its price"
             )
-        unknown = unknown_mathematics(runs[0].spec.placement)
+        if cell.cell and cell.cell.unproven:
+            found.append(
+                f"'{cell.name}' does not compute what one process would, by 'lockstep verify': {cell.cell.unproven}"
+            )
+        unknown = unknown_mathematics(cell.spec.placement)
         if unknown:
-            found.append(f"'{name}': {unknown}")
+            found.append(f"'{cell.name}': {unknown}")
     return found
 
 
@@ -58,15 +62,15 @@ def _batch(cells: Cells) -> list[str]:
     """The reports' mistake: batch per rank kept, so the global batch grew with the ranks and the learning rate did not."""
     by_ranks: dict[int, set[int]] = {}
     rules = set()
-    for runs in cells.values():
-        plan = runs[0].spec.plan
+    for cell in cells:
+        plan = cell.spec.plan
         by_ranks.setdefault(plan.ranks, set()).add(plan.global_batch)
-        rules.add(runs[0].spec.recipe.lr_rule)
+        rules.add(cell.spec.recipe.lr_rule)
     batches = {batch for found in by_ranks.values() for batch in found}
     same_sets = len({frozenset(found) for found in by_ranks.values()}) == 1
     if len(by_ranks) < 2 or len(batches) < 2 or same_sets:
         return []
-    first = next(iter(cells.values()))[0].spec.plan
+    first = cells[0].spec.plan
     share = first.global_batch // first.ranks
     grown = ", ".join(
         f"{counted(ranks, 'rank')}: {'/'.join(map(str, sorted(found)))}" for ranks, found in sorted(by_ranks.items())
@@ -83,8 +87,10 @@ def _batch(cells: Cells) -> list[str]:
 
 
 def _seeds(cells: Cells) -> list[str]:
-    seeds = {name: frozenset(run.seed for run in runs) for name, runs in cells.items()}
-    if len(set(seeds.values())) < 2:
+    seeds = {cell.name: frozenset(each.seed for each in cell.done) for cell in cells if cell.done}
+    # Of a study, those that are told apart are not trained with more seeds.
+    shared = frozenset.intersection(*seeds.values()) if seeds else frozenset()
+    if len(set(seeds.values())) < 2 or (cells[0].cell and shared):
         return []
     some = "; ".join(f"'{name}': {', '.join(map(str, sorted(found)))}" for name, found in list(seeds.items())[:3])
     return [
@@ -101,25 +107,29 @@ def _on(key: str) -> Callable[[Sample], Any]:
     return lambda run: run.run.environment().get(key)
 
 
+def _of_runs(of: Callable[[Sample], Any]) -> Callable[[Group], list[Any]]:
+    return lambda cell: list(dict.fromkeys(map(of, cell.done)))
+
+
 # What has to be the same in all cells, and what to say where it is not: {} stands for which cell has what.
-SAME: tuple[tuple[Callable[[Sample], Any], str], ...] = (
+SAME: tuple[tuple[Callable[[Group], list[Any]], str], ...] = (
     (
-        lambda run: f"{run.summary.get('test_samples')} samples",
+        _of_runs(lambda run: f"{run.summary.get('test_samples')} samples"),
         "accuracies are of different test sets: {}: state the same test_limit",
     ),
-    (_data, "cells train on different data or in a different order: {}"),
+    (_of_runs(_data), "cells train on different data or in a different order: {}"),
     (
-        lambda run: run.summary.get("train_images"),
+        _of_runs(lambda run: run.summary.get("train_images")),
         "cells trained different numbers of images ({}): compare images/s, or time to the target, not seconds",
     ),
     (
-        lambda run: run.run.cores,
+        lambda cell: [cell.cores],
         "cells hold different numbers of cores ({}): speed-up is more cores at work; efficiency and core-seconds count them",
     ),
-    (_on("host"), "runs come from different machines: {}"),
-    (_on("cpu"), "runs come from different processors: {}"),
-    (_on("torch"), "runs come from different versions of torch: {}"),
-    (_on("lockstep"), "runs come from different versions of Lockstep: {}"),
+    (_of_runs(_on("host")), "runs come from different machines: {}"),
+    (_of_runs(_on("cpu")), "runs come from different processors: {}"),
+    (_of_runs(_on("torch")), "runs come from different versions of torch: {}"),
+    (_of_runs(_on("lockstep")), "runs come from different versions of Lockstep: {}"),
 )
 
 
@@ -127,9 +137,9 @@ def _differing(cells: Cells) -> list[str]:
     found = []
     for of, sentence in SAME:
         groups: dict[Any, list[str]] = {}
-        for name, runs in cells.items():
-            for value in dict.fromkeys(map(of, runs)):
-                groups.setdefault(value, []).append(name)
+        for cell in cells:
+            for value in of(cell):
+                groups.setdefault(value, []).append(cell.name)
         if len(groups) > 1:
             found.append(sentence.format(", ".join(f"{value} in {some(names)}" for value, names in groups.items())))
     return found

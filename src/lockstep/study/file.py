@@ -157,7 +157,7 @@ def with_words(study: Study, words: Iterable[str], quick: bool = False, repeats:
 
 
 # Keys of the study itself that --quick and words may change.
-_OWN = ("repeats", "seeds", "budget_minutes", "target_accuracy", "metrics", "baseline")
+_OWN = ("repeats", "seeds", "race_minutes", "budget_minutes", "target_accuracy", "metrics", "baseline")
 
 
 def _change(study: Study, changes: Keys) -> Study:

@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from lockstep.measure.view import RunView, view
 from lockstep.reading import Damaged
 from lockstep.run import DAMAGED, Run, Spec
 from lockstep.settings import dotted
-from lockstep.study.blocks import sittings
 from lockstep.study.folder import StudyFolder
-from lockstep.study.plan import Planned
+from lockstep.study.plan import Cell, Planned
+from lockstep.study.timing import CellTime, Raced, read
 
 
 @dataclass
 class Sample:
-    """One run of a cell. `pair` says with which run of another cell it is compared: the one of the same block."""
+    """One training of a cell. `pair` says with which one of another cell it is compared: that of the same seed and repeat.
+
+    A training of a study may have been made in another cell that computes the same: `own` says whether it was made here.
+    """
 
     pair: Any
     run: RunView
+    cell: Cell | None = None
 
     @property
     def spec(self) -> Spec:
-        return self.run.spec()
+        """Of the cell."""
+        spec = self.run.spec()
+        if self.cell is None or self.cell.plan is None:
+            return spec
+        recipe = msgspec.structs.replace(self.cell.recipe, seed=spec.recipe.seed)
+        return msgspec.structs.replace(spec, recipe=recipe, placement=self.cell.placement, plan=self.cell.plan)
+
+    @property
+    def own(self) -> bool:
+        return self.cell is None or self.run.spec().placement == self.cell.placement
 
     @property
     def seed(self) -> int:
@@ -53,12 +70,41 @@ class Group:
     samples: list[Sample] = field(default_factory=list)
     planned: int = 0
     left_out: str | None = None
+    cell: Cell | None = None
+    """Of a study."""
+    time: CellTime | None = None
+    """What turns say of it, where it took turns."""
+    lost: str | None = None
+    """Why it fell out of the race."""
     unstarted: list[str] = field(default_factory=list)
     """Why repeats failed before there was a run folder (no network for emulated hosts, a full disk)."""
 
     @property
     def done(self) -> list[Sample]:
         return [each for each in self.samples if each.state == "done" and each.summary]
+
+    @property
+    def measured(self) -> bool:
+        return bool(self.done or self.time)
+
+    @property
+    def spec(self) -> Spec:
+        """What it is: recipe, placement and plan."""
+        if self.samples or self.cell is None or self.cell.plan is None:
+            return self.samples[0].spec
+        return Spec(
+            id=self.name,
+            created=0.0,
+            lockstep="",
+            recipe=self.cell.recipe,
+            placement=self.cell.placement,
+            plan=self.cell.plan,
+        )
+
+    @property
+    def cores(self) -> int:
+        placement = self.spec.placement
+        return placement.ranks * (placement.threads or 1)
 
     @property
     def failures(self) -> list[str]:
@@ -68,7 +114,8 @@ class Group:
             for each in self.samples
             if each.state == "done" and not each.summary
         ]
-        return [f"{each.run.id}: {_why(each)}" for each in ended] + lost + self.unstarted
+        raced = [f"in the race: {self.lost}"] if self.lost else []
+        return raced + [f"{each.run.id}: {_why(each)}" for each in ended] + lost + self.unstarted
 
 
 def _why(found: Sample) -> str:
@@ -77,19 +124,37 @@ def _why(found: Sample) -> str:
 
 def of_study(folder: StudyFolder, planned: Planned) -> list[Group]:
     """Every cell of the study with the runs it has by now."""
-    there = folder.runs_of(planned.items)
-    blocks = sittings(planned, there)
-    groups = {cell.name: Group(cell.name, left_out=cell.left_out) for cell in planned.cells}
+    there, damage = folder.runs_of(planned.items), ""
+    try:
+        raced = read(folder, planned)
+    except Damaged as error:
+        raced, damage = None, str(error)
+    groups = {cell.name: Group(cell.name, left_out=cell.left_out, cell=cell) for cell in planned.cells}
     causes = {record.get("digest"): record["cause"] for record in folder.records() if record.get("cause")}
-    for cell, texts in folder.damaged_of(planned.items).items():
-        groups[cell].unstarted += texts
+    for name, texts in folder.damaged_of(planned.items).items():
+        groups[name].unstarted += texts
     for item in planned.items:
-        groups[item.cell].planned += 1
-        if item.digest in there:
-            groups[item.cell].samples.append(Sample(blocks[item.digest], view(there[item.digest])))
-        elif item.digest in causes:
-            groups[item.cell].unstarted.append(causes[item.digest])
+        for cell in planned.alike(item.cell):
+            group = groups[cell.name]
+            group.planned += item.repeat < planned.study.repeats or item.digest in there
+            if item.digest in there:
+                group.samples.append(Sample((item.seed, item.repeat), view(there[item.digest]), cell))
+            elif item.digest in causes and cell.name == item.cell:
+                group.unstarted.append(causes[item.digest])
+    for group in groups.values():
+        if damage and group.cell and group.cell.takes_turns:
+            group.lost = damage
+        if raced and group.cell:
+            group.time, group.lost = _time(raced, group), raced.state.failures.get(group.name)
     return list(groups.values())
+
+
+def _time(raced: Raced, group: Group) -> CellTime | None:
+    """Early stopping and the like make a training shorter than its plan: what trainings have shown counts."""
+    assert group.cell is not None
+    time = raced.of(group.cell)
+    shown = [float(each.summary["train_images"]) for each in group.done if each.summary.get("train_images")]
+    return dataclasses.replace(time, images=statistics.median(shown)) if time and shown else time
 
 
 def of_runs(runs: Sequence[Run]) -> list[Group]:

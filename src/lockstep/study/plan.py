@@ -1,28 +1,31 @@
-"""From a study to its runs: every cell checked on this machine, every repeat given an identity, all in a fair order.
+"""From a study to its runs: every cell checked on this machine, every training given an identity.
 
-A run is identified by a hash of its recipe and placement, so a finished run is not repeated until one of these changes. Runs of other
-studies are never reused: they were made at another time, and times are compared within minutes.
+Accuracy belongs to the recipe: cells that compute the same share their trainings, wherever these are made. Time belongs to the placement, and
+comes from turns (timing.py). A training is identified by a hash of what it computes and its seed, so a finished one is not repeated until
+that changes. Slurm's ranks cannot take turns yet: each of its cells has trainings of its own, which give its times too.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 
 import msgspec
 
 from lockstep.errors import InputError
-from lockstep.placement import Placement, Plan, one_command_per_host
+from lockstep.metrics import METRICS
+from lockstep.placement import Placement, Plan, changes_mathematics, one_command_per_host, unknown_mathematics
 from lockstep.plugins import source_digest
-from lockstep.recipe import Recipe
+from lockstep.recipe import Recipe, global_terms
 from lockstep.run import DAMAGED, Options, Part, Run, Spec
 from lockstep.study.definition import Study
 
 DIGEST = 12
+LOOKS = (1, 2, 4)
+"""After how many times `repeats` seeds accuracies are compared; what is told apart by then is not trained with more."""
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,12 +36,25 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     placement: Placement
     plan: Plan | None = None
     left_out: str | None = None
+    mathematics: str = ""
+    """A hash of what it computes: cells that have the same one learn the same."""
+    unproven: str | None = None
+    """What `verify` found that it does not compute as one process would."""
+
+    @property
+    def takes_turns(self) -> bool:
+        return self.left_out is None and self.placement.launcher != "slurm"
+
+    @property
+    def cores(self) -> int:
+        return self.placement.ranks * (self.placement.threads or 1)
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True):
-    """One repeat of one cell."""
+    """One training."""
 
     cell: str
+    """The first cell that computes this."""
     repeat: int
     seed: int
     digest: str
@@ -50,7 +66,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     study: Study
     cells: list[Cell]
     items: list[Item]
-    """In the order in which they run."""
+    """As many as could be needed, in the order in which they are made."""
 
     def __post_init__(self) -> None:
         missing = {item.cell for item in self.items} - {cell.name for cell in self.cells}
@@ -60,20 +76,50 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     def cell(self, name: str) -> Cell:
         return next(cell for cell in self.cells if cell.name == name)
 
+    def alike(self, name: str) -> list[Cell]:
+        """The cells that compute the same as this one, itself among them."""
+        own = self.cell(name)
+        return [cell for cell in self.cells if cell is own or own.mathematics == cell.mathematics != ""]
+
+    def expected(self, started: Container[str]) -> list[Item]:
+        """The trainings up to the first look, and those beyond it that were started."""
+        return [item for item in self.items if item.repeat < self.study.repeats or item.digest in started]
+
+    @property
+    def baseline(self) -> str:
+        return self.study.baseline or self.cells[0].name
+
 
 def plan(study: Study, options: Options | None = None, runs: Path | None = None) -> Planned:
-    """Check every cell, and order all runs. A cell that cannot run here is left out, with the reason."""
+    """Check every cell, and list all trainings. A cell that cannot run here is left out, with the reason."""
     cells = [_cell(study, name, options, runs) for name in study.all_cells()]
     able = [cell for cell in cells if cell.left_out is None]
     if not able:
         raise InputError(f"study '{study.name}': no cell can run here; '{cells[0].name}': {cells[0].left_out}")
-    items = []
-    for repeat in range(study.repeats):
-        block = _block(study, able, repeat)
-        # The order within a block is random, so no cell always comes first; seeded by the names, so a resumed study has the same order.
-        random.Random(f"{study.name} {repeat}").shuffle(block)
-        items += block
-    return Planned(study=study, cells=cells, items=items)
+    return Planned(study=study, cells=cells, items=_items(study, able))
+
+
+def apart(planned: Planned, name: str, reason: str) -> Planned:
+    """The same, but this cell does not compute what its recipe says, and so has trainings of its own."""
+    own = _digest(f"{planned.cell(name).mathematics} {name}")
+    changed = msgspec.structs.replace(planned.cell(name), mathematics=own, unproven=reason)
+    cells = [changed if cell.name == name else cell for cell in planned.cells]
+    items = _items(planned.study, [cell for cell in cells if cell.left_out is None])
+    return msgspec.structs.replace(planned, cells=cells, items=items)
+
+
+def _items(study: Study, able: list[Cell]) -> list[Item]:
+    recipes = list({cell.mathematics: cell for cell in reversed(able)}.values())[::-1]
+    return [_item(study, cell, repeat) for repeat in range(_most_repeats(study, recipes)) for cell in recipes]
+
+
+def _most_repeats(study: Study, recipes: list[Cell]) -> int:
+    """Where nothing but time is asked for, one training shows whether it takes as long as its steps say."""
+    asked = [*study.metrics, *(claim.metric for published in study.published for claim in published.claims)]
+    learned = any(not METRICS[metric].of_placement for metric in asked)
+    if not learned and all(cell.takes_turns for cell in recipes):
+        return 1
+    return study.repeats * (LOOKS[-1] if learned and len(recipes) > 1 else 1)
 
 
 def _cell(study: Study, name: str, options: Options | None, runs: Path | None) -> Cell:
@@ -87,27 +133,44 @@ def _cell(study: Study, name: str, options: Options | None, runs: Path | None) -
     if one_command_per_host(spec.placement):
         reason = f"hosts={placement.hosts} need a command on each host: use launcher=slurm or hosts=emulated:{placement.hosts}"
         return Cell(name=name, recipe=recipe, placement=placement, left_out=reason)
-    return Cell(name=name, recipe=spec.recipe, placement=spec.placement, plan=spec.plan)
+    cell = Cell(name=name, recipe=spec.recipe, placement=spec.placement, plan=spec.plan)
+    return msgspec.structs.replace(cell, mathematics=_digest(_mathematics(cell)))
 
 
-def _block(study: Study, cells: list[Cell], repeat: int) -> list[Item]:
-    """One run of every cell, with one seed. Cells that compute the same in the same place are told apart by their order."""
-    seen: dict[str, int] = {}
-    block = []
-    for cell in cells:
-        seed = study.seed_of(cell.name, repeat)
-        content = _content(cell, seed)
-        again = seen[content] = seen.get(content, 0) + 1
-        digest = hashlib.sha256(f"{content} repeat {repeat} again {again}".encode()).hexdigest()[:DIGEST]
-        block.append(Item(cell=cell.name, repeat=repeat, seed=seed, digest=digest))
-    return block
+def _mathematics(cell: Cell) -> str:
+    """What is computed, whatever the seed: the recipe in global terms, and of the placement only what changes the result."""
+    assert cell.plan is not None
+    recipe = msgspec.structs.replace(global_terms(cell.recipe), seed=0, lr_rule="keep", lr_batch=None)
+    placement = cell.placement
+    matters = changes_mathematics(placement, recipe) or unknown_mathematics(placement) or placement.launcher == "slurm"
+    own = [source_digest(name) or "" for name in (recipe.model, recipe.data, placement.strategy)]
+    content = [
+        recipe,
+        cell.plan.lr,
+        cell.plan.train_samples,
+        cell.plan.test_samples,
+        placement if matters else None,
+        own,
+    ]
+    alone = cell.name if placement.launcher == "slurm" else ""
+    return json.dumps([*msgspec.to_builtins(content), alone], sort_keys=True)
 
 
-def _content(cell: Cell, seed: int) -> str:
-    recipe = msgspec.structs.replace(cell.recipe, seed=seed)
-    # When a user's own file changes, the recipe has changed.
-    own = [source_digest(name) or "" for name in (recipe.model, recipe.data, cell.placement.strategy)]
-    return json.dumps(msgspec.to_builtins([recipe, cell.placement, cell.plan, own]), sort_keys=True)
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGEST]
+
+
+def _item(study: Study, cell: Cell, repeat: int) -> Item:
+    seed = study.seed_of(cell.name, repeat)
+    digest = _digest(f"{cell.mathematics} seed {seed} repeat {repeat}")
+    return Item(cell=cell.name, repeat=repeat, seed=seed, digest=digest)
+
+
+def timed_content(planned: Planned) -> tuple[str, str]:
+    """Hashes of all that races, its cells and the user's own files: when one of them changes, all race again."""
+    cells = [msgspec.structs.replace(cell, mathematics="", unproven=None) for cell in planned.cells if cell.takes_turns]
+    own = [source_digest(n) or "" for c in cells for n in (c.recipe.model, c.recipe.data, c.placement.strategy)]
+    return _digest(json.dumps(msgspec.to_builtins(cells), sort_keys=True)), _digest(" ".join(own))
 
 
 class PlanChanged(InputError):
@@ -117,36 +180,37 @@ class PlanChanged(InputError):
 def prepared(
     planned: Planned,
     item: Item,
+    place: str,
     options: Options | None,
     runs: Path | None,
     part: Part | None = None,
     known: Callable[[str], None] | None = None,
 ) -> tuple[Run, Spec]:
-    """The run and its spec, resolved again; it must still be what was planned, or its identity would be wrong.
+    """The run and its spec, in the cell `place`, resolved again; it must still be what was planned, or its identity would be wrong.
 
     `known` is told the run's name before its folder becomes a run, so that no kill leaves one that its study does not know.
     """
     from lockstep.launch import prepare
 
-    recipe, placement = planned.study.settings(item.cell, item.seed)
-    cell = planned.cell(item.cell)
+    recipe, placement = planned.study.settings(place, item.seed)
+    cell = planned.cell(place)
 
     def check(spec: Spec) -> None:
         now = (msgspec.structs.replace(spec.recipe, seed=cell.recipe.seed), spec.placement)
         if now != (cell.recipe, cell.placement):
             raise PlanChanged(
-                f"study '{planned.study.name}', cell '{item.cell}': what it comes to on this machine has changed since the study "
+                f"study '{planned.study.name}', cell '{place}': what it comes to on this machine has changed since the study "
                 "was planned (a recipe file, or what 'lockstep comms' measured): run the study again"
             )
         if known:
             known(spec.id)
 
-    return prepare(recipe, placement, options, runs, run_name(planned, item), check=check, part=part)
+    return prepare(recipe, placement, options, runs, run_name(planned, item, place), check=check, part=part)
 
 
-def run_name(planned: Planned, item: Item) -> str:
+def run_name(planned: Planned, item: Item, place: str) -> str:
     """The run's name: it starts with the time, as every run's name does, and ends with the identity."""
-    name = plain(f"{planned.study.name}-{item.cell}")[:48].strip("-")
+    name = plain(f"{planned.study.name}-{place}")[:48].strip("-")
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{name}-{item.digest}"
 
 

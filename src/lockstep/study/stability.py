@@ -18,7 +18,7 @@ ENOUGH = 6
 
 @dataclass(frozen=True)
 class Timed:
-    """One finished run: its cell, when it began, how long it trained."""
+    """A run, or a start of a race: its cell, its place in time, how long it took."""
 
     cell: str
     began: float
@@ -39,13 +39,13 @@ class Stability:
     advice: list[str]
 
 
-def judge(runs: Sequence[Timed]) -> Stability:
-    """From every run that finished, in any order."""
+def judge(runs: Sequence[Timed], what: str = "run") -> Stability:
+    """From every run that finished, or every start of a race, in any order."""
     ordered = sorted((run for run in runs if run.seconds > 0), key=lambda run: run.began)
     medians = _medians(ordered)
     rest = [math.log(run.seconds / medians[run.cell]) for run in ordered if run.cell in medians]
     if len(rest) < 3:
-        return Stability("too few runs to say", None, None, None, ["repeat each cell at least three times"])
+        return Stability(f"too few {what}s to say", None, None, None, [])
     # With n values per cell, deviations from their own median are biased low.
     degrees = len(rest) / max(1, len(rest) - len(medians))
     spread = 1.4826 * statistics.median(abs(value) for value in rest) * math.sqrt(degrees)
@@ -54,17 +54,15 @@ def judge(runs: Sequence[Timed]) -> Stability:
     found, advice = [], []
     if spread > NOISY:
         found.append("noisy")
-        advice.append(
-            f"runs of one cell differ by {spread:.1%}: end other programs, keep pin=true, make runs longer, or add repeats"
-        )
+        advice.append(f"{what}s of one cell differ by {spread:.1%}: end other programs, and keep pin=true")
     if drift is not None:
         found.append("drift")
         way = "slower" if drift > 0 else "faster"
         advice.append(
-            f"runs became {abs(drift):.1%} {way} from first to last (heat, other load): comparisons stand, because cells took "
+            f"{what}s became {abs(drift):.1%} {way} from first to last (heat, other load): comparisons stand, because cells took "
             "turns; times by themselves do not"
         )
-    if len(rest) >= ENOUGH and first > max(FIRST_SLOW, FIRST_SPREADS * spread):
+    if what == "run" and len(rest) >= ENOUGH and first > max(FIRST_SLOW, FIRST_SPREADS * spread):
         found.append("first run slow")
         advice.append(
             f"the first run took {first:.0%} more than its cell's median (cold caches, first fetch): start once with --repeats 1, "

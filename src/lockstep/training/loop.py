@@ -81,9 +81,9 @@ class Trainer:
         self._session.close(self._step, {**result, "test_samples": self._context.plan.test_samples}, more)
 
     def race(self) -> None:
-        """The steps of training, epoch after epoch and without evaluation, for as long as somebody asks for them (turns.py)."""
+        """The steps of training, epoch after epoch, and an evaluation, for as long as somebody asks for them (turns.py)."""
         plan, recipe = self._context.plan, self._context.recipe
-        turns = Turns(self._context, self._recorder)
+        turns = Turns(self._context, self._recorder, lambda: self._evaluate(epoch=1))
         with suppress(Parted):
             while True:
                 epoch = self._step // plan.steps_per_epoch + 1

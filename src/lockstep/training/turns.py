@@ -7,12 +7,17 @@ read: it uses no processor, whatever its backend does while ranks wait for each 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from time import perf_counter, process_time
 from typing import Any
 
+from lockstep.measure.memory import MemoryMeter
 from lockstep.measure.recorder import Recorder
 from lockstep.run import ANSWERS, ORDERS
 from lockstep.training.context import Context
+
+# An evaluation that takes longer than this is made once: what the first one builds does not count there.
+LONG_EVALUATION_S = 1.0
 
 
 class Parted(BaseException):
@@ -22,9 +27,11 @@ class Parted(BaseException):
 class Turns:
     """Counts the steps of a loop, whoever wrote it, and holds it at the end of each window."""
 
-    def __init__(self, context: Context, recorder: Recorder) -> None:
+    def __init__(self, context: Context, recorder: Recorder, evaluate: Callable[[], object] | None = None) -> None:
+        """`evaluate` tests the model once; a script's own test is not known."""
         folder = context.run.rank_folder(context.rank.rank)
-        self._recorder = recorder
+        self._recorder, self._evaluate = recorder, evaluate
+        self._memory = MemoryMeter(context.device)
         self._orders = (folder / ORDERS).open("rb")
         self._answers = (folder / ANSWERS).open("wb", buffering=0)
         self._lead = self._steps = self._samples = 0
@@ -71,12 +78,26 @@ class Turns:
 
     def _await_order(self) -> None:
         """`lead` steps are not timed: ranks wake one after the other, and caches hold what others have left in them."""
-        order = json.loads(self._orders.readline() or "{}")
+        while (order := json.loads(self._orders.readline() or "{}")).get("look"):
+            self._answer(self._look())
         if not order:
             self._orders.close()
             self._answers.close()
             raise Parted
         self._lead, self._steps, self._asked = order["lead"], order["steps"], process_time()
+
+    def _look(self) -> dict[str, float | None]:
+        """What of a training is not in its steps: the time of one evaluation, and the memory that all of it has needed so far."""
+        seconds = None
+        if self._evaluate:
+            for _ in range(2):  # the first one builds what the later ones use
+                begin = perf_counter()
+                self._evaluate()
+                self._recorder.clock.flush()
+                seconds = perf_counter() - begin
+                if seconds > LONG_EVALUATION_S:
+                    break
+        return {"evaluation": seconds, "memory": self._memory.growth_bytes()}
 
     def _answer(self, document: dict[str, Any]) -> None:
         self._answers.write(json.dumps(document).encode() + b"\n")

@@ -19,6 +19,8 @@ from typing import Literal
 
 import msgspec
 
+from lockstep.recipe import Positive, PositiveFloat
+from lockstep.shapes import Number
 from lockstep.statistics import t_p, t_quantile
 
 LEVEL = 0.007
@@ -26,8 +28,12 @@ LOOKS = (3, 4, 6, 8, 11, 15, 20, 28, 40, 64)
 """After how many starts a race looks at its numbers."""
 MARGIN = 0.02
 LEAST_ROUNDS = 3
+# A window in which the system counted no processor time at all.
+LEAST_S = 1e-9
 
 Clock = Literal["wall", "cpu"]
+Pair = tuple[str, str]
+"""A contender, and the one that it is compared with."""
 Verdict = Literal["faster", "slower", "the same", "not settled"]
 
 
@@ -37,21 +43,21 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     contender: str
     start: int
     round: int
-    steps: int
-    samples: float
+    steps: Positive
+    samples: PositiveFloat
     """In all steps, over all ranks."""
-    wall: float
-    cpu: float
-    foreign: float = 0.0
+    wall: PositiveFloat
+    cpu: Number
+    foreign: Number = 0.0
     """Share of the machine's time that other work here took."""
-    stolen: float = 0.0
+    stolen: Number = 0.0
     """Share that went to other machines."""
     disturbed: bool = False
-    phases: dict[str, float] = {}
+    phases: dict[str, Number] = {}
 
     def cost(self, clock: Clock) -> float:
         """Seconds for each sample."""
-        return (self.wall if clock == "wall" else self.cpu) / self.samples
+        return max(self.wall if clock == "wall" else self.cpu, LEAST_S) / self.samples
 
 
 class Ratio(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,11 +69,11 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True):
     n: int
     """Starts of each."""
     rounds: int
-    effect: float | None = None
-    low: float | None = None
-    high: float | None = None
-    level: float | None = None
-    p: float | None = None
+    effect: PositiveFloat | None = None
+    low: PositiveFloat | None = None
+    high: PositiveFloat | None = None
+    level: Number | None = None
+    p: Number | None = None
 
 
 def middle_mean(values: Sequence[float]) -> float:
@@ -94,23 +100,22 @@ def by_start(windows: Iterable[Window], contender: str, baseline: str, clock: Cl
 
 def ratios(
     windows: Sequence[Window],
-    contenders: Sequence[str],
-    baseline: str,
+    pairs: Sequence[Pair],
     margin: float = MARGIN,
     clock: Clock = "wall",
     level: float = LEVEL,
 ) -> list[Ratio]:
-    """Every contender against the baseline, as one family."""
-    starts = {name: by_start(windows, name, baseline, clock) for name in contenders}
-    shifts = {name: [middle_mean(rounds) for rounds in found] for name, found in starts.items()}
-    order = sorted(contenders, key=lambda name: _p(shifts[name]))
+    """Every pair, as one family."""
+    starts = {pair: by_start(windows, *pair, clock) for pair in pairs}
+    shifts = {pair: [middle_mean(rounds) for rounds in found] for pair, found in starts.items()}
+    order = sorted(pairs, key=lambda pair: _p(shifts[pair]))
     share, results = level, {}
     failed = False
-    for position, name in enumerate(order):
+    for position, pair in enumerate(order):
         share = share if failed else level / (len(order) - position)
-        failed = failed or _p(shifts[name]) > share
-        results[name] = _ratio(name, baseline, shifts[name], sum(map(len, starts[name])), share, margin)
-    return [results[name] for name in contenders]
+        failed = failed or _p(shifts[pair]) > share
+        results[pair] = _ratio(pair, shifts[pair], sum(map(len, starts[pair])), share, margin)
+    return [results[pair] for pair in pairs]
 
 
 def _p(shifts: Sequence[float]) -> float:
@@ -122,7 +127,8 @@ def _p(shifts: Sequence[float]) -> float:
     return t_p(statistics.fmean(shifts) / deviation * math.sqrt(len(shifts)), len(shifts) - 1)
 
 
-def _ratio(name: str, baseline: str, shifts: Sequence[float], rounds: int, level: float, margin: float) -> Ratio:
+def _ratio(pair: Pair, shifts: Sequence[float], rounds: int, level: float, margin: float) -> Ratio:
+    name, baseline = pair
     n = len(shifts)
     if not n:
         return Ratio(contender=name, baseline=baseline, verdict="not settled", n=0, rounds=0)
@@ -154,14 +160,14 @@ def _ratio(name: str, baseline: str, shifts: Sequence[float], rounds: int, level
     )
 
 
-def best_rounds(windows: Sequence[Window], names: Sequence[str], start_s: float, round_s: float) -> int | None:
+def best_rounds(windows: Sequence[Window], pairs: Sequence[Pair], start_s: float, round_s: float) -> int | None:
     """How many rounds a start should have, so that the interval shrinks fastest: from what both cost, and from how much they vary.
 
     The variance of a start's number is b + w / r for r rounds; at a cost of S + r R for each start, r = sqrt(S w / (R b)) is best.
     """
     between, within = [], []
-    for name in names[1:]:
-        starts = [rounds for rounds in by_start(windows, name, names[0]) if len(rounds) > 2]
+    for pair in pairs:
+        starts = [rounds for rounds in by_start(windows, *pair) if len(rounds) > 2]
         if len(starts) < 3:
             continue
         noise = statistics.fmean(statistics.variance(rounds) for rounds in starts)

@@ -6,7 +6,7 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -15,7 +15,7 @@ from lockstep.errors import InputError
 from lockstep.machine.cpu import Ticks, ticks
 from lockstep.turns import estimate
 from lockstep.turns.contender import Contender, ContenderFailed, Taken
-from lockstep.turns.estimate import Ratio, Window
+from lockstep.turns.estimate import Pair, Ratio, Window
 
 # The least length of a window in seconds and in steps; where these steps take longer than LONGEST_S, it has fewer.
 # Short ones are best: the noise of a ratio hardly depends on their length, and many fit into the same time (docs/race.md).
@@ -23,6 +23,7 @@ SHORTEST_S, FEWEST_STEPS, LONGEST_S = 0.03, 10, 1.0
 LEAD_SHARE, LEAST_LEAD = 0.1, 2
 WARM_STEPS = 10
 FIRST_ROUNDS, LEAST_ROUNDS, MOST_ROUNDS = 24, 4, 200
+FEWEST_STARTS = 4
 # What of the machine's time others may take in a window before its round is taken again: other work here, and by the hypervisor.
 FOREIGN, STOLEN = 0.1, 0.03
 # The system counts in clock ticks: a difference of two is nothing.
@@ -49,7 +50,11 @@ Listener = Callable[["Race"], None]
 
 
 class Race:
-    """Contenders against the first of them. `windows` is all that was measured; `changed` is called after each round."""
+    """Contenders, and the pairs of them that are compared: each with the first one, unless `pairs` says otherwise.
+
+    `windows` is all that was measured. `keep` is given the windows of each round, `started` each contender of a start before its first
+    round, and `changed` is called after each round. A race that was stopped goes on from the windows that it is given.
+    """
 
     def __init__(
         self,
@@ -59,28 +64,34 @@ class Race:
         changed: Listener = lambda race: None,
         seed: int = 0,
         fewest_steps: int = FEWEST_STEPS,
+        pairs: Iterable[Pair] | None = None,
+        started: Callable[[Contender, int], None] = lambda contender, start: None,
+        windows: Iterable[Window] = (),
+        spent: float = 0.0,
     ) -> None:
         if len(contenders) < 2:
             raise InputError("race: name two or more contenders")
         self.contenders, self.budget = list(contenders), budget
-        self.windows: list[Window] = []
+        names = [contender.name for contender in contenders]
+        self.pairs = list(pairs) if pairs is not None else [(name, names[0]) for name in names[1:]]
+        self.windows: list[Window] = list(windows)
         self.failures: dict[str, str] = {}
-        self.settled: dict[str, Ratio] = {}
+        self.settled: dict[Pair, Ratio] = {}
         """As of the look that settled it."""
         self.starts = 0
-        self.disturbed = 0
+        for window in self.windows:
+            self.starts = max(self.starts, window.start)
+        self.disturbed = len({(window.start, window.round) for window in self.windows if window.disturbed})
         """Rounds that were taken again."""
-        self._keep, self._changed = keep, changed
+        self._keep, self._changed, self._started = keep, changed, started
         self._random, self._fewest_steps = random.Random(seed), fewest_steps
         self._lengths: dict[str, Length] = {}
-        self._began = time.monotonic()
+        self._began = time.monotonic() - spent
+        for count in [look for look in estimate.LOOKS if look <= self.starts]:
+            self._look([window for window in self.windows if window.start <= count])
         self._rounds = FIRST_ROUNDS
         self._start_s: list[float] = []
         self._round_s: list[float] = []
-
-    @property
-    def baseline(self) -> Contender:
-        return self.contenders[0]
 
     @property
     def elapsed(self) -> float:
@@ -104,33 +115,36 @@ class Race:
                 for contender in racing:
                     contender.end()
             self.starts += 1
-            self._look()
+            if self.starts in estimate.LOOKS:
+                self._look(self.windows)
             self._plan_rounds()
             self._changed(self)
         return self.ratios()
 
     def ratios(self, clock: estimate.Clock = "wall") -> list[Ratio]:
-        """Every contender that did not fail, against the baseline: as it was when it was settled, else as it is now."""
-        names = [contender.name for contender in self.contenders[1:] if contender.name not in self.failures]
-        now = estimate.ratios(self.windows, names, self.baseline.name, self.budget.margin, clock)
+        """Every pair of which nobody failed: as it was when it was settled, else as it is now."""
+        pairs = [pair for pair in self.pairs if not self.failures.keys() & set(pair)]
+        now = estimate.ratios(self.windows, pairs, self.budget.margin, clock)
         if clock != "wall":
             return now
         return [
-            self.settled.get(ratio.contender, msgspec.structs.replace(ratio, verdict="not settled")) for ratio in now
+            self.settled.get(pair, msgspec.structs.replace(ratio, verdict="not settled"))
+            for pair, ratio in zip(pairs, now, strict=True)
         ]
+
+    def _open(self) -> list[Pair]:
+        """What is not settled, and can still be."""
+        return [pair for pair in self.pairs if pair not in self.settled and not self.failures.keys() & set(pair)]
 
     def _racing(self) -> list[Contender]:
-        """The baseline, and whoever is neither out nor settled."""
-        return [
-            contender
-            for contender in self.contenders
-            if contender.name not in self.failures and contender.name not in self.settled
-        ]
+        """Whoever is in a comparison that is not settled."""
+        names = {name for pair in self._open() for name in pair}
+        return [contender for contender in self.contenders if contender.name in names]
 
     def _over(self) -> bool:
-        if len(self._racing()) < 2 or self.baseline.name in self.failures or self.starts >= estimate.LOOKS[-1]:
+        if not self._open() or self.starts >= estimate.LOOKS[-1]:
             return True
-        if not self.starts:
+        if not self._start_s:
             return False
         # A start that could not have its rounds before the time is over is not begun.
         least = statistics.median(self._start_s) + LEAST_ROUNDS * statistics.median(self._round_s or [0.0])
@@ -148,6 +162,7 @@ class Race:
         for contender in self._racing():
             with self._losing(contender):
                 self._calibrate(contender)
+                self._started(contender, self.starts + 1)
 
     def _calibrate(self, contender: Contender) -> None:
         """Warm up, and see how many steps make a window: by its earlier windows, where there are any."""
@@ -162,10 +177,12 @@ class Race:
     def _go_round(self) -> None:
         """As many rounds as are planned, and another one for each that was disturbed, up to half as many again."""
         clean = number = 0
+        # A start may not take so long that no look comes of it.
+        until = time.monotonic() + self.budget.seconds / FEWEST_STARTS
         while clean < self._rounds and number < 1.5 * self._rounds and len(racing := self._racing()) > 1:
-            if number >= LEAST_ROUNDS and self.elapsed > self.budget.seconds:
-                break
             begun = time.monotonic()
+            if number >= LEAST_ROUNDS and (begun > until or self.elapsed > self.budget.seconds):
+                break
             number += 1
             windows = self._round(racing, number)
             self._round_s.append(time.monotonic() - begun)
@@ -216,23 +233,20 @@ class Race:
         except ContenderFailed as error:
             self.failures[contender.name] = str(error)
 
-    def _look(self) -> None:
+    def _look(self, windows: Sequence[Window]) -> None:
         """Whether anything is settled. Only after certain starts: each look may err."""
-        if self.starts not in estimate.LOOKS:
-            return
-        names = [contender.name for contender in self._racing()[1:]]
+        open_ = self._open()
         # Those that are settled stay in the family.
-        everyone = [*names, *self.settled]
-        for ratio in estimate.ratios(self.windows, everyone, self.baseline.name, self.budget.margin):
-            if ratio.contender in names and ratio.verdict != "not settled":
-                self.settled[ratio.contender] = ratio
+        everyone = [*open_, *self.settled]
+        for pair, ratio in zip(everyone, estimate.ratios(windows, everyone, self.budget.margin), strict=True):
+            if pair in open_ and ratio.verdict != "not settled":
+                self.settled[pair] = ratio
 
     def _plan_rounds(self) -> None:
         if not self._round_s:
             return
-        names = [self.baseline.name, *(contender.name for contender in self._racing()[1:])]
         best = estimate.best_rounds(
-            self.windows, names, statistics.median(self._start_s), statistics.median(self._round_s)
+            self.windows, self._open(), statistics.median(self._start_s), statistics.median(self._round_s)
         )
         if best is not None:
             self._rounds = min(MOST_ROUNDS, max(LEAST_ROUNDS, best))

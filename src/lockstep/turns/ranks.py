@@ -10,7 +10,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -24,9 +24,19 @@ from lockstep.turns.contender import ContenderFailed, Taken
 # How long the ranks of a placement may take to start, and a window beyond what its steps should take.
 START_S = 60.0
 WINDOW_S = 60.0
+EVALUATION_S = 600.0
 LOOK_S = 0.5
 # Ranks that were told to leave are gone in a moment; after this they are ended.
 LEAVE_S = 10.0
+
+
+class Look(NamedTuple):
+    """What of a training is not in its steps; None where it is not known."""
+
+    evaluation: float | None
+    """Seconds of one evaluation, of the slowest rank."""
+    memory: float | None
+    """Bytes by which all ranks together have grown."""
 
 
 class Ranks:
@@ -81,6 +91,14 @@ class Ranks:
             used=sum(answer["used"] for answer in found),
             phases={phase: sum(each[phase] for each in phases) / len(phases) for phase in phases[0]},
         )
+
+    def look(self) -> Look:
+        """Test the model once, and see how much memory all ranks together have needed since they were ready."""
+        for end in self._orders:
+            os.write(end, b'{"look": true}\n')
+        found = self._collect(EVALUATION_S)
+        seconds, growths = [answer["evaluation"] for answer in found], [answer["memory"] for answer in found]
+        return Look(None if None in seconds else max(seconds), None if None in growths else float(sum(growths)))
 
     def _collect(self, limit_s: float) -> list[dict[str, Any]]:
         """One answer of every rank."""

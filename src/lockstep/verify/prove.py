@@ -23,7 +23,7 @@ from lockstep.verify.judge import judge, same_bits
 from lockstep.verify.records import Records
 from lockstep.verify.steps import own_rounding
 
-FULL_BATCHES = 15
+FULL_BATCHES, FEW_BATCHES = 15, 3
 ALONE = "1 process"
 
 
@@ -45,10 +45,10 @@ class Verdict:
         return bool(self.checks) and all(check.passed for check in self.checks)
 
 
-def short_recipe(recipe: Recipe) -> Recipe:
+def short_recipe(recipe: Recipe, batches: int = FULL_BATCHES) -> Recipe:
     """The recipe on little data: full batches and then a partial one that does not divide evenly, twice."""
     batch = recipe.global_batch
-    samples = FULL_BATCHES * batch + batch // 2 + 1
+    samples = batches * batch + batch // 2 + 1
     meant = recipe.lr_batch or (recipe.batch_per_rank if recipe.lr_rule != "keep" else None)
     return msgspec.structs.replace(
         recipe,
@@ -106,12 +106,19 @@ def verify(
     folder: Path,
     data_root: str | None = None,
     tell: Callable[[str], None] = lambda _: None,
+    short: bool = False,
 ) -> Verdict:
-    """Run every placement (two of them twice) below `folder` and judge. Returns all checks, passed or not."""
-    planned = plan(recipe, placement, folder, data_root)
+    """Run every placement (two of them twice) below `folder` and judge. Returns all checks, passed or not.
+
+    `short`: only the placement as it is, beside one process, on few batches.
+    """
+    planned = plan(recipe, placement, folder, data_root, FEW_BATCHES if short else FULL_BATCHES)
     recipe, chosen = planned.recipe, placements(planned.recipe, planned.placement)
+    if short:
+        chosen = {ALONE: chosen[ALONE], f"{planned.placement.ranks} ranks": planned.placement}
     verdict = Verdict(recipe, planned.placement)
-    order = [(name, name) for name in chosen] + [(f"{name}, again", name) for name in list(chosen)[:2]]
+    order = [(name, name) for name in chosen]
+    order += [] if short else [(f"{name}, again", name) for name in list(chosen)[:2]]
     records: dict[str, Records] = {}
     for number, (label, name) in enumerate(order, 1):
         if chosen[name].accumulation and records[ALONE].has_batch_norm:
@@ -141,10 +148,12 @@ def verify(
     return verdict
 
 
-def plan(recipe: Recipe, placement: Placement, folder: Path, data_root: str | None) -> Spec:
+def plan(
+    recipe: Recipe, placement: Placement, folder: Path, data_root: str | None, batches: int = FULL_BATCHES
+) -> Spec:
     """What a run of these words would come to (launcher, backend, threads), on little data."""
     _, spec = specify(recipe, placement, Options(data_root=data_root), folder)
-    short = short_recipe(spec.recipe)
+    short = short_recipe(spec.recipe, batches)
     samples = min(spec.plan.train_samples, short.train_limit or spec.plan.train_samples)
     return msgspec.structs.replace(spec, recipe=with_partial_batch(short, samples))
 

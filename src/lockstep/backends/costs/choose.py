@@ -41,7 +41,7 @@ def best(
         if _reaches(points, bytes_per_exchange) and name not in wrong and name not in gone:
             times[name] = interpolate(points, bytes_per_exchange)
     if not times:
-        return fallback, _nothing(fallback, bytes_per_exchange, ranks, wrong)
+        return fallback, _nothing(fallback, bytes_per_exchange if fitting else None, ranks, wrong)
     order = sorted(times, key=lambda name: times[name])
     first, others = order[0], order[1:]
     text = f"{first}: {_us(times[first])} for {bytes_per_exchange:,} bytes with {ranks} ranks"
@@ -56,8 +56,10 @@ def _reaches(points: list[Cell], size: int) -> bool:
     return max((cell.message_bytes for cell in points), default=-1) >= min(size, BANDWIDTH_BYTES)
 
 
-def _nothing(fallback: str, size: int, ranks: int, wrong: list[str]) -> str:
-    why = f"{', '.join(wrong)} gave WRONG results when measured" if wrong else f"nothing measured for {size:,} bytes"
+def _nothing(fallback: str, size: int | None, ranks: int, wrong: list[str]) -> str:
+    """`size`: where other sizes were measured."""
+    why = "nothing measured" if size is None else f"nothing measured for {size:,} bytes"
+    why = f"{', '.join(wrong)} gave WRONG results when measured" if wrong else why
     more = "" if ranks == 2 else f" --ranks {ranks}"
     return (
         f"{fallback}: {why} on this machine with {ranks} ranks; run 'lockstep comms{more}' to let auto choose by speed"

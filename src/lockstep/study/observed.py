@@ -1,0 +1,37 @@
+"""The values of a metric in one cell, by what pairs them with those of another: starts of the race, or trainings."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from lockstep.metrics import METRICS, epochs_to, value
+from lockstep.study.gather import Group
+from lockstep.study.timing import CellTime
+
+
+def observed(group: Group, metric: str, target: float | None, turned: bool = True) -> dict[Any, float]:
+    """The values of a metric by what pairs them: by start where it was measured in turns, else by training.
+
+    The same seed gives the same accuracy again, so repeating it adds no evidence: there is one value for each seed.
+    """
+    if turned and group.time:
+        if METRICS[metric].of_placement:
+            return dict(group.time.values(metric))
+        if METRICS[metric].by_ratio:
+            return _to_target(group, group.time, metric, target)
+    if not METRICS[metric].by_ratio:
+        by_seed: dict[int, list[float]] = {}
+        for each in group.done:
+            if (found := value(each.run, metric, target)) is not None:
+                by_seed.setdefault(each.seed, []).append(found)
+        return {seed: statistics.fmean(values) for seed, values in by_seed.items()}
+    own = {each.pair: value(each.run, metric, target) for each in group.done if each.own}
+    return {pair: found for pair, found in own.items() if found is not None}
+
+
+def _to_target(group: Group, time: CellTime, metric: str, target: float | None) -> dict[Any, float]:
+    """By training: the epochs that it needed, times what an epoch takes in turns. Infinite where it was tested and never got there."""
+    epoch = time.plan.train_samples * time.cost * (1 if metric == "seconds_to_target" else group.cores)
+    needed = {each.pair: epochs_to(each.run.epochs(), target) for each in group.done}
+    return {pair: epoch * count for pair, count in needed.items() if count is not None}

@@ -1,0 +1,38 @@
+"""With how many seeds a recipe is trained: until its accuracy is told apart from what it is compared with, or called the same.
+
+There are three looks, after `repeats`, twice and four times as many seeds. Each has a third of the error, so that looking again does not find
+more differences than there are.
+"""
+
+from __future__ import annotations
+
+from lockstep.metrics import METRICS
+from lockstep.study import gather
+from lockstep.study.compare import LOOK_ALPHA, versus_all
+from lockstep.study.folder import StudyFolder
+from lockstep.study.gather import Group
+from lockstep.study.plan import Planned
+
+
+def undecided(folder: StudyFolder, planned: Planned, seeds: int) -> set[str]:
+    """The first cells of the recipes that are in a comparison of something learned which is not settled after so many seeds."""
+    groups = {group.name: _first(group, seeds) for group in gather.of_study(folder, planned)}
+    learned = [metric for metric in planned.study.metrics if not METRICS[metric].by_ratio]
+    asked = [(metric, name, planned.baseline) for metric in learned for name in groups if name != planned.baseline]
+    for claim in (claim for published in planned.study.published for claim in published.claims):
+        if not METRICS[claim.metric].by_ratio:
+            asked.append((claim.metric, claim.more, claim.less))
+    found: set[str] = set()
+    for metric in {metric for metric, _, _ in asked}:
+        pairs = [(a, b) for one, a, b in asked if one == metric and groups[a].done and groups[b].done]
+        sides = [(groups[a], groups[b]) for a, b in pairs]
+        for pair, one in zip(pairs, versus_all(sides, metric, None, LOOK_ALPHA), strict=True):
+            if not one.settled:
+                found |= {planned.alike(name)[0].name for name in pair}
+    return found
+
+
+def _first(group: Group, seeds: int) -> Group:
+    """With its first trainings alone, as they were at that look."""
+    group.samples = [each for each in group.samples if each.pair[1] < seeds]
+    return group

@@ -1,0 +1,290 @@
+"""The two parts of a study: times from turns, by start, and accuracies from trainings, by seed. Figures are made up, so that the truth is known."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from lockstep.run import append_line, write_atomic
+from lockstep.statistics import compare_family
+from lockstep.study import compare, timing
+from lockstep.study.definition import Claim, Published
+from lockstep.study.file import from_tree
+from lockstep.study.folder import StudyFolder
+from lockstep.study.gather import of_study
+from lockstep.study.plan import Planned, apart, plan, timed_content
+from lockstep.study.seeds import undecided
+from lockstep.turns import estimate
+from lockstep.turns.estimate import Window
+from support import Cli
+from test_study_compare import cells_of, finished
+
+BASE: dict[str, Any] = {
+    "data": "embedded",
+    "train_limit": 960,
+    "test_limit": 100,
+    "global_batch": 48,
+    "epochs": 2,
+    "threads": 1,
+    "backend": "gloo",
+}
+STARTS = 6
+
+
+class Made:
+    """A study that was planned here, with a race and trainings that are made up."""
+
+    def __init__(self, root: Path, **tree: Any) -> None:
+        self.planned: Planned = plan(from_tree({"recipe": BASE, **tree}, "mine"), runs=root)
+        self.folder = StudyFolder(root / "studies" / "mine")
+        self.folder.write(self.planned)
+
+    def race(
+        self, costs: dict[str, float], evaluation: float = 0.5, memory: float = 100e6, noise: float = 0.002
+    ) -> None:
+        """`costs`: microseconds for an image. Every start has a life of its own, every round a machine of its own."""
+        draw = random.Random(1)
+        for start in range(1, STARTS + 1):
+            lives = {name: draw.gauss(1, noise) for name in costs}
+            for name in costs:
+                look = timing.Look(cell=name, start=start, evaluation=evaluation, memory=memory + start * 1e5)
+                append_line(self.folder.path / timing.LOOKS, msgspec.to_builtins(look))
+            for number in range(8):
+                machine = draw.uniform(1, 1.5)
+                for name, cost in costs.items():
+                    wall = 1e-6 * cost * lives[name] * machine * 480
+                    window = Window(
+                        contender=name,
+                        start=start,
+                        round=number,
+                        steps=10,
+                        samples=480,
+                        wall=wall,
+                        cpu=wall,
+                        phases={"forward": 0.4 * wall, "backward": 0.5 * wall},
+                    )
+                    append_line(self.folder.path / timing.WINDOWS, msgspec.to_builtins(window))
+        cells, own = timed_content(self.planned)
+        windows = timing._windows(self.folder)
+        ratios = estimate.ratios(windows, timing.pairs(self.planned))
+        state = timing.State(cells=cells, own=own, over=True, seconds=60.0, starts=STARTS, ratios=ratios)
+        write_atomic(self.folder.path / timing.STATE, msgspec.to_builtins(state))
+
+    def train(self, accuracies: dict[str, list[float]], seconds: float = 10.0, **summary: Any) -> None:
+        """By the first cell of each recipe, one accuracy for each seed."""
+        for name, values in accuracies.items():
+            cell = self.planned.cell(name)
+            items = [item for item in self.planned.items if item.cell == name]
+            for item, accuracy in zip(items, values, strict=False):
+                recipe = msgspec.structs.replace(cell.recipe, seed=item.seed)
+                usual = {"epochs": 2, "train_images": 1920, "eval_seconds": 1.0}
+                run = finished(self.folder.runs, recipe, cell.placement, seconds, accuracy, **usual | summary)
+                self.folder.begins(item, run.id)
+
+    @property
+    def document(self) -> dict[str, Any]:
+        return compare.study_document(self.folder)
+
+
+def test_times_come_from_turns_and_accuracies_from_trainings(tmp_path: Path) -> None:
+    study = Made(tmp_path, factors={"ranks": [1, 2]}, repeats=3)
+    study.race({"ranks=1": 100.0, "ranks=2": 60.0})
+    study.train({"ranks=1": [0.9, 0.91, 0.92]})
+    one, two = study.document["cells"]
+    # The machine of a round is up to half slower: a time by itself knows that, a ratio within rounds does not see it.
+    assert one["metrics"]["seconds"]["median"] == pytest.approx(1920 * 125e-6, rel=0.15)
+    assert one["metrics"]["seconds"]["n"] == STARTS
+    against = two["metrics"]["seconds"]["against_baseline"]
+    assert (against["verdict"], against["n"], against["how"]) == ("faster", STARTS, "turns")
+    assert against["effect"] == pytest.approx(0.6, rel=0.005)
+    assert two["metrics"]["images_per_second"]["against_baseline"]["effect"] == pytest.approx(1 / 0.6, rel=0.005)
+    assert two["speed_up"] == pytest.approx(1 / 0.6, rel=0.005)
+    assert two["efficiency"] == pytest.approx(1 / 1.2, rel=0.005)
+    assert two["metrics"]["memory"]["median"] == pytest.approx(100e6, rel=0.01)
+    # Two ranks compute what one does: its trainings are theirs.
+    assert two["metrics"]["accuracy"]["values"] == [0.9, 0.91, 0.92]
+    assert two["metrics"]["accuracy"]["against_baseline"]["verdict"] == "the same"
+    assert (two["ranks"], two["cores"], two["runs"]) == (2, 2, one["runs"])
+
+
+def test_a_time_to_an_accuracy_is_epochs_of_trainings_times_the_epoch_of_turns(tmp_path: Path) -> None:
+    metrics = ["seconds_to_target", "cost_to_target"]
+    study = Made(tmp_path, factors={"ranks": [1, 2]}, repeats=3, metrics=metrics, target_accuracy=0.85)
+    study.race({"ranks=1": 100.0, "ranks=2": 60.0})
+    study.train({"ranks=1": [0.9, 0.91, 0.92]}, seconds=777.0)  # made in some other minute: not what is compared
+    one, two = study.document["cells"]
+    ratio = two["metrics"]["seconds_to_target"]["median"] / one["metrics"]["seconds_to_target"]["median"]
+    assert ratio == pytest.approx(0.6, rel=0.01)
+    assert one["metrics"]["seconds_to_target"]["median"] < 1, "two epochs of 960 images at about 125 µs"
+    ratio = two["metrics"]["cost_to_target"]["median"] / one["metrics"]["cost_to_target"]["median"]
+    assert ratio == pytest.approx(1.2, rel=0.01)
+
+
+def test_whole_trainings_check_what_turns_say_and_early_stopping_counts(tmp_path: Path) -> None:
+    study = Made(tmp_path, factors={"ranks": [1, 2]}, repeats=3)
+    study.race({"ranks=1": 100.0, "ranks=2": 60.0}, evaluation=1.0)
+    steps = compare.study_document(study.folder)["cells"][0]["metrics"]["seconds"]["median"]
+    study.train({"ranks=1": [0.9] * 3}, seconds=1.1 * steps, eval_seconds=2.0)
+    check = study.document["check"]
+    assert check["n"] == 3
+    assert check["median"] == pytest.approx(0.1 * steps / (steps + 2.0), abs=0.01)
+    stopped = Made(tmp_path / "stopped", factors={"ranks": [1, 2]}, repeats=3)
+    stopped.race({"ranks=1": 100.0, "ranks=2": 60.0})
+    stopped.train({"ranks=1": [0.9] * 3}, train_images=960, epochs=1)
+    assert stopped.document["cells"][0]["metrics"]["seconds"]["median"] == pytest.approx(steps / 2, rel=0.01)
+
+
+def test_claims_about_any_two_cells_are_asked_of_the_race(tmp_path: Path) -> None:
+    claims = [
+        Claim(text="3 is slower than 2", metric="seconds", more="ranks=3", less="ranks=2"),
+        Claim(text="2 as 1", metric="accuracy", more="ranks=1", less="ranks=2", same=True),
+        Claim(text="1 is slower than 2", metric="seconds", more="ranks=1", less="ranks=2"),
+    ]
+    published = [msgspec.to_builtins(Published(source="B", claims=claims))]
+    study = Made(tmp_path, factors={"ranks": [1, 2, 3]}, repeats=3, published=published)
+    assert timing.pairs(study.planned) == [("ranks=2", "ranks=1"), ("ranks=3", "ranks=1"), ("ranks=3", "ranks=2")]
+    study.race({"ranks=1": 100.0, "ranks=2": 60.0, "ranks=3": 70.0})
+    study.train({"ranks=1": [0.9, 0.91, 0.92]})
+    found = study.document["published"][0]["claims"]
+    assert [claim["verdict"] for claim in found] == ["agrees", "agrees", "agrees"]
+    assert found[0]["ours"] == pytest.approx(70 / 60, rel=0.01)
+    assert found[2]["ours"] == pytest.approx(100 / 60, rel=0.01), "the race compared the other way round"
+
+
+def test_factors_that_are_crossed_have_effects_and_interactions(tmp_path: Path) -> None:
+    factors = {"ranks": [1, 2], "accumulation": [1, 2]}
+    study = Made(tmp_path, factors=factors, repeats=3, metrics=["seconds"])
+    # Two ranks take 0.6 of the time, accumulation 1.2, and together 1.1 times what both would.
+    study.race(
+        {
+            "ranks=1, accumulation=1": 100.0,
+            "ranks=1, accumulation=2": 120.0,
+            "ranks=2, accumulation=1": 60.0,
+            "ranks=2, accumulation=2": 60.0 * 1.2 * 1.1,
+        }
+    )
+    found = {(one["factor"], one["level"]): one for one in study.document["effects"]}
+    ranks = found["ranks", "ranks=2 against ranks=1"]
+    assert ranks["effect"] == pytest.approx(0.6 * 1.1**0.5, rel=0.005)
+    assert ranks["verdict"] == "faster"
+    both = found["ranks and accumulation", "ranks=2 with accumulation=2"]
+    assert both["effect"] == pytest.approx(1.1, rel=0.005)
+    assert both["low"] > 1
+    none = Made(tmp_path / "none", factors=factors, repeats=3, metrics=["seconds"])
+    none.race(dict.fromkeys((cell.name for cell in none.planned.cells), 100.0))
+    assert all(one["low"] < 1 < one["high"] for one in none.document["effects"])
+
+
+def test_recipes_are_trained_with_more_seeds_until_they_are_told_apart(tmp_path: Path) -> None:
+    draw = random.Random(3)
+    study = Made(tmp_path, factors={"optimizer.name": ["adam", "sgd", "rmsprop"]}, repeats=3)
+    clear = [0.95 + draw.gauss(0, 0.001) for _ in range(6)]
+    study.train(
+        {
+            "optimizer.name=adam": clear[:3],
+            "optimizer.name=sgd": [value - 0.2 for value in clear[:3]],
+            "optimizer.name=rmsprop": [0.951, 0.93, 0.97],
+        }
+    )
+    # What is far away is settled; what is within its own spread goes on, and so does what it is compared with.
+    assert undecided(study.folder, study.planned, 3) == {"optimizer.name=adam", "optimizer.name=rmsprop"}
+
+
+def test_what_is_the_same_for_every_seed_is_settled(tmp_path: Path) -> None:
+    study = Made(tmp_path, factors={"precision": ["fp32", "bf16"]}, repeats=3)
+    study.train({"precision=fp32": [0.9, 0.92, 0.91], "precision=bf16": [0.9001, 0.9202, 0.9099]})
+    assert undecided(study.folder, study.planned, 3) == set()
+
+
+@pytest.mark.parametrize("spread", [0.002, 0.02])
+def test_looking_three_times_keeps_the_error(spread: float) -> None:
+    """Two recipes that learn the same, looked at after 5, 10 and 20 seeds; without a margin there is no other way to stop."""
+    draw, wrong, trials = random.Random(5), 0, 400
+    for _ in range(trials):
+        a, b = ([draw.gauss(0.9, spread) for _ in range(20)] for _ in range(2))
+        verdicts = [compare_family([(a[:n], b[:n])], "accuracy", compare.LOOK_ALPHA)[0].verdict for n in (5, 10, 20)]
+        wrong += any(verdict in ("better", "worse") for verdict in verdicts)
+    assert wrong <= 0.05 * trials + 2.33 * (0.05 * 0.95 * trials) ** 0.5
+
+
+def test_a_race_of_other_cells_says_nothing(tmp_path: Path) -> None:
+    study = Made(tmp_path, factors={"ranks": [1, 2]}, repeats=3)
+    study.race({"ranks=1": 100.0, "ranks=2": 60.0})
+    assert of_study(study.folder, study.planned)[1].time is not None
+    # A proof that failed changes where it is trained, not what was timed.
+    parted = apart(study.planned, "ranks=2", "gradients differ")
+    assert of_study(study.folder, parted)[1].time is not None
+    other = plan(
+        from_tree({"recipe": {**BASE, "global_batch": 24}, "factors": {"ranks": [1, 2]}}, "mine"), runs=tmp_path
+    )
+    assert of_study(study.folder, other)[1].time is None
+    study.folder.write(parted)
+    assert any("'ranks=2' does not compute what one process would" in note for note in study.document["fairness"])
+
+
+def test_a_cell_that_fell_out_of_the_race_is_a_result(tmp_path: Path) -> None:
+    study = Made(tmp_path, factors={"ranks": [1, 2, 3]}, repeats=3)
+    study.race({"ranks=1": 100.0, "ranks=2": 60.0})
+    state = timing.read(study.folder, study.planned)
+    assert state is not None
+    lost = msgspec.structs.replace(state.state, failures={"ranks=3": "rank 2: MemoryError"})
+    write_atomic(study.folder.path / timing.STATE, msgspec.to_builtins(lost))
+    study.train({"ranks=1": [0.9, 0.91, 0.92]})
+    three = cells_of(study.document)["ranks=3"]
+    assert three["failed"] == ["in the race: rank 2: MemoryError"]
+    assert three["metrics"]["accuracy"]["n"] == 3
+
+
+# ---------------------------------------------------------------- in real processes
+
+SMALL = """
+repeats = 2
+race_minutes = 0.7
+[recipe]
+data = "embedded"
+train_limit = 960
+test_limit = 200
+global_batch = 48
+epochs = 1
+[placement]
+threads = 1
+[cells.alone]
+ranks = 1
+[cells.ranks]
+ranks = 2
+backend = "gloo"
+[cells.averaged]
+ranks = 2
+backend = "gloo"
+strategy = "local-sgd"
+"""
+
+
+@pytest.mark.slow
+def test_a_study_races_proves_and_trains(cli: Cli) -> None:
+    (cli.folder / "small.toml").write_text(SMALL)
+    done = cli("study", "run", "small.toml", timeout=400)
+    assert done.returncode == 0, done.stderr
+    assert "[race, " in done.stderr
+    assert "[proof 1/1] ranks: does it compute what one process does?" in done.stderr
+    folder = StudyFolder.find("small", cli.runs)
+    assert folder is not None
+    document = compare.study_document(folder)
+    assert document["race"]["over"]
+    assert document["race"]["starts"] >= 3
+    alone, ranks, averaged = document["cells"]
+    assert alone["runs"] == ranks["runs"] != averaged["runs"]
+    assert alone["metrics"]["seconds"]["n"] == document["race"]["starts"]
+    assert alone["evaluation_seconds"] > 0
+    assert alone["metrics"]["memory"]["median"] > 1e6
+    assert document["check"]["n"] >= 2
+    assert not (folder.path / timing.STARTS).exists()
+    assert "Traceback" not in done.stderr
+    windows = (folder.path / timing.WINDOWS).stat().st_size
+    again = cli("study", "run", "small.toml", timeout=100)
+    assert again.returncode == 0, again.stderr
+    assert (folder.path / timing.WINDOWS).stat().st_size == windows, "what is over is not raced again"
