@@ -56,8 +56,13 @@ format: $(VENV)/.tools  ## Rewrite the code in the house style.
 map: setup  ## Write docs/map.md from the source.
 	@$(BIN)/python docs/code_map.py
 
-bench: setup  ## Measure speed against peers; results go to benchmarks/results.
-	$(BIN)/python -m benchmarks.run
+# ONNX Runtime is a peer that it measures.
+$(VENV)/.peers: $(VENV)/.installed
+	@$(BIN)/python .ci/install.py "installing what is measured beside Lockstep" --editable '.[onnx]'
+	@touch $@
+
+bench: $(VENV)/.peers  ## Measure speed against peers; results go to benchmarks/results. BENCH=--quick for a trial of 20 minutes.
+	$(BIN)/python -m benchmarks.run $(BENCH)
 
 clean:  ## Remove what make made.
 	rm -rf $(VENV) .bench-venv .pytest_cache .mypy_cache .ruff_cache

@@ -229,8 +229,12 @@ def _inference(section: Section, name: str, runs: Path, settings: Settings) -> N
             _add(section, _timed(name, threads, batch, answer))
             _compare(section, name, threads, batch, chosen)
     grown = timing.memory(request, _say, [EAGER, "int8 onednn", "onnx int8"])
-    text = ", ".join(f"{row['route']} {(row.get('growth_bytes') or 0) / 1e6:.1f} MB" for row in grown)
+    text = ", ".join(f"{row['route']} {_megabytes(row.get('growth_bytes'))}" for row in grown)
     section.notes.append(f"{name}, resident growth at batch 128, one thread: {text}.")
+
+
+def _megabytes(growth: float | None) -> str:
+    return "unknown" if growth is None else f"{growth / 1e6:.1f} MB"
 
 
 def _say(text: str) -> None:
