@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -26,6 +27,8 @@ from lockstep.dashboard.listing import Listing, Query
 from lockstep.errors import InputError
 from lockstep.measure.records import read_steps
 from lockstep.measure.view import RunView
+from lockstep.report.document import report
+from lockstep.report.subject import of_study
 from lockstep.run import Run, append_line
 from lockstep.study import pack as packing
 from lockstep.study import unpack as unpacking
@@ -89,6 +92,18 @@ def first_run(study: StudyFolder) -> Run:
 
 
 # ---------------------------------------------------------------- there and back
+
+
+def test_without_steps_it_is_small_and_says_the_same(tmp_path: Path) -> None:
+    study = study_folder(tmp_path / "runs", repeats=3)
+    whole, small = (pack(study, tmp_path / f"{steps}.study.zip", steps=steps) for steps in (True, False))
+    assert small.runs == whole.runs
+    with zipfile.ZipFile(tmp_path / "False.study.zip") as archive:
+        assert not [name for name in archive.namelist() if name.endswith((".bin", ".log")) or "tfevents" in name]
+    other = StudyFolder(Path(unpack(tmp_path / "False.study.zip", tmp_path / "elsewhere").folder))
+    assert study_document(other) == study_document(study)
+    drawn = msgspec.json.encode(report([of_study(other)])).decode()
+    assert "damaged" not in drawn
 
 
 def test_a_study_reads_elsewhere_as_at_home(tmp_path: Path) -> None:
@@ -201,7 +216,8 @@ def test_records_are_packed_and_weights_are_not(study: StudyFolder, tmp_path: Pa
     }
     assert "tensorboard/events.out.tfevents.1.2.lockstep" in own
     assert {name for name in inside if name.startswith("study/")} == {
-        f"study/{name}" for name in ("study.json", "log.jsonl", "deeper/still/more.jsonl", "race.json", "windows.jsonl")
+        f"study/{name}"
+        for name in ("study.json", "log.jsonl", "looks.jsonl", "deeper/still/more.jsonl", "race.json", "windows.jsonl")
     }
     assert not any(weights[:100] in data for data in inside.values())
     assert not [name for name in inside if name.endswith((".pt", ".pth", ".onnx"))]

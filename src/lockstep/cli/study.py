@@ -28,6 +28,7 @@ Examples:
   lockstep study run launchers data=embedded --repeats 10
   lockstep study run published                  all published experiments, overnight
   lockstep study show batch-size
+  lockstep study pack batch-size                 one file, to read elsewhere
 
 \b
 A study that was stopped or killed goes on where it was with the same command.
@@ -289,7 +290,7 @@ def _watcher(quiet: bool) -> Any:
 
 @command.command(
     "pack",
-    epilog="\b\nExamples:\n  lockstep study pack batch-size\n  lockstep study pack batch-size -o monday.study.zip\n\n"
+    epilog="\b\nExamples:\n  lockstep study pack batch-size\n  lockstep study pack batch-size -o monday.study.zip --no-steps\n\n"
     "\b\nA pack has the records, curves and environment of all runs: no weights, no checkpoints, no data.",
 )
 @click.argument("name")
@@ -299,9 +300,10 @@ def _watcher(quiet: bool) -> Any:
     type=click.Path(path_type=Path),
     help="The file to write (default: NAME.study.zip in this folder).",
 )
+@click.option("--no-steps", is_flag=True, help="Leave out the records of single steps: most of a large pack.")
 @runs_option
 @json_option
-def pack_(name: str, output: Path | None, runs: Path | None, as_json: bool) -> None:
+def pack_(name: str, output: Path | None, no_steps: bool, runs: Path | None, as_json: bool) -> None:
     """Write a study as one file, to keep it or to read it elsewhere."""
     from dataclasses import asdict
 
@@ -316,7 +318,7 @@ def pack_(name: str, output: Path | None, runs: Path | None, as_json: bool) -> N
     file = output or Path(found.path.absolute().name + ENDING)
     check_output(file, folder=False)
     with writing(file):
-        packed = pack(found, file, progress=_count_files("packing"))
+        packed = pack(found, file, progress=_count_files("packing"), steps=not no_steps)
     if packed.under_way:
         note(f"{counted(packed.under_way, 'run')} had not ended: the pack has what they had recorded")
     if packed.left_out:

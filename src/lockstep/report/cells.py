@@ -110,11 +110,9 @@ def _figure(metric: str, column: Document | None) -> Cell:
 
 def verdict(against: Document) -> str:
     """The verdict, and how many more repeats would settle what it could not."""
-    if against["how"] == "turns" and against["verdict"] == "not significant":
-        return "not settled"
-    if against["verdict"] == "not significant" and against["more"]:
-        few, most = against["more"]
-        return f"not significant, {most if few == most else f'{few} to {most}'} more"
+    if against["verdict"] == "not significant":
+        few, most = against["more"] or (0, 0)
+        return f"not settled, {most if few == most else f'{few} to {most}'} more" if most else "not settled"
     return "too few pairs" if against["verdict"] == "too few" else str(against["verdict"])
 
 

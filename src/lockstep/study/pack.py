@@ -95,15 +95,19 @@ class Packed:
 
 
 def pack(
-    folder: StudyFolder, output: Path, created: float | None = None, progress: Progress = lambda done, total: None
+    folder: StudyFolder,
+    output: Path,
+    created: float | None = None,
+    progress: Progress = lambda done, total: None,
+    steps: bool = True,
 ) -> Packed:
-    """Write a study as one file, which appears whole or not at all."""
+    """Write a study as one file, which appears whole or not at all. Without `steps` it has no records of single steps."""
     folder = StudyFolder(folder.path.absolute())
     folder.read()  # a study that cannot be read is said to be damaged here, not where it is unpacked
     packed = Packed(folder.name, str(output))
     runs = [Run(folder.runs / name) for names in folder.started().values() for name in names]
     runs = [run for run in runs if exists(run.folder / "run.json")]
-    files = _chosen(folder, runs, packed)
+    files = _chosen(folder, runs, packed, _is_of_run if steps else _is_small)
     if f"{STUDY}/study.json" not in files:
         raise InputError(f"study '{folder.name}' cannot be packed: its study.json is not a plain file")
     if len(files) > MOST_MEMBERS:
@@ -158,7 +162,7 @@ def _read(name: str, path: Path, paths: PrivatePaths, packed: Packed) -> bytes |
     return data
 
 
-def _chosen(folder: StudyFolder, runs: list[Run], packed: Packed) -> dict[str, Path]:
+def _chosen(folder: StudyFolder, runs: list[Run], packed: Packed, wanted: Callable[[str], bool]) -> dict[str, Path]:
     """The files to pack, by the name of their member."""
     found = {f"{STUDY}/{name}": path for name, path in _records(folder.path, STUDY, _is_of_study, packed)}
     for run in runs:
@@ -166,7 +170,7 @@ def _chosen(folder: StudyFolder, runs: list[Run], packed: Packed) -> dict[str, P
         if run.folder.is_symlink():
             packed.left_out[inside] = "a link"
             continue
-        files = {f"{inside}/{name}": path for name, path in _records(run.folder, inside, _is_of_run, packed)}
+        files = {f"{inside}/{name}": path for name, path in _records(run.folder, inside, wanted, packed)}
         if f"{inside}/run.json" not in files:
             packed.left_out[inside] = "its run.json cannot be packed"
             continue
@@ -183,6 +187,11 @@ def _is_of_study(name: str) -> bool:
 def _is_of_run(name: str) -> bool:
     """The known kinds of records: users' own loops write what they like into a run's folder."""
     return name.endswith((".json", ".jsonl", *LOGS)) or name == "steps.bin" or ".tfevents." in name
+
+
+def _is_small(name: str) -> bool:
+    """Without what grows with every step."""
+    return name.endswith((".json", ".jsonl")) and name not in ("trace.json", "operators.json")
 
 
 def _records(folder: Path, inside: str, wanted: Callable[[str], bool], packed: Packed) -> Iterator[tuple[str, Path]]:

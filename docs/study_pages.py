@@ -1,0 +1,174 @@
+"""Write docs/studies/*.md from the packs beside them: `.venv/bin/python docs/study_pages.py`, or with a folder of runs to pack its studies first.
+
+    docs/studies/batch-size.study.zip    lockstep study pack batch-size --no-steps
+    docs/studies/batch-size.md           written from it
+    docs/studies/README.md               the claims of all of them, counted
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import textwrap
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from lockstep.metrics import METRICS
+from lockstep.report.cells import verdict as short_verdict
+from lockstep.study.compare import study_document
+from lockstep.study.folder import StudyFolder, list_studies
+from lockstep.study.gather import Group, of_study
+from lockstep.study.pack import ENDING, pack
+from lockstep.study.unpack import unpack
+from lockstep.units import clock
+
+HERE = Path(__file__).parent / "studies"
+HEAD = """# The published experiments, with our figures
+
+Each study was run for real: its cells raced in turns, its recipes were trained to their end, and
+its claims were judged by both ([how a study works](../studies.md)). A published figure is compared
+by its shape (which cell has more, and by what ratio), never in seconds. Each page is written by
+`docs/study_pages.py` from the pack beside it, which `lockstep study unpack` reads on any machine.
+"""
+WORDS = ("agrees", "differs", "not settled", "not measured here")
+
+
+def main(runs: Path | None) -> None:
+    HERE.mkdir(exist_ok=True)
+    for folder in list_studies(runs) if runs else []:
+        pack(folder, HERE / f"{folder.name}{ENDING}", steps=False)
+    rows = []
+    for file in sorted(HERE.glob(f"*{ENDING}")):
+        with tempfile.TemporaryDirectory() as place:
+            folder = StudyFolder(Path(unpack(file, Path(place)).folder))
+            document = study_document(folder)
+            (HERE / f"{folder.name}.md").write_text(page(folder, document))
+            rows.append(row(folder.name, document))
+    (HERE / "README.md").write_text("\n".join([HEAD, *table(rows), ""]))
+
+
+def row(name: str, document: dict[str, Any]) -> dict[str, Any]:
+    verdicts = Counter(claim["verdict"] for published in document["published"] for claim in published["claims"])
+    race, check = document["race"] or {}, document["check"]
+    return {
+        "study": f"[{name}]({name}.md)",
+        "cells": len(document["cells"]),
+        "trainings": len({run for cell in document["cells"] for run in cell["runs"]}),
+        "race": clock(race["seconds"]) if race else "–",
+        "whole training off by": f"{check['median']:.1%}" if check else "–",
+        **{word: verdicts[word] for word in WORDS},
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    if not rows:
+        return ["No study is packed yet."]
+    total = {word: sum(row[word] for row in rows) for word in WORDS}
+    rows = [*rows, {**dict.fromkeys(rows[0], ""), "study": "all", **total}]
+    lines = [list(rows[0]), ["---"] + ["---:"] * (len(rows[0]) - 1), *([str(v) for v in row.values()] for row in rows)]
+    return [f"| {' | '.join(cells)} |" for cells in lines]
+
+
+def page(folder: StudyFolder, document: dict[str, Any]) -> str:
+    groups = of_study(folder, folder.read())
+    sample = next((each for group in groups for each in group.done), None)
+    spec = next(group for group in groups if group.measured).spec
+    environment = sample.run.environment() if sample else {}
+    made = (
+        f"{spec.recipe.model} on {spec.recipe.data}, {spec.plan.train_samples:,} images, {spec.recipe.epochs} epochs; "
+        f"{environment.get('cores_machine')} cores of an {environment.get('cpu')}, torch {environment.get('torch')}, "
+        f"Lockstep {environment.get('lockstep')}."
+    )
+    lines = [f"# {folder.name}\n", str(document["about"]), "", made, "", *cells_table(document), ""]
+    lines += [f"- {text}" for text in measured(document, groups)]
+    for cell in document["cells"]:
+        if cell["left_out"]:
+            lines.append(f"- Left out, `{cell['cell']}`: {cell['left_out']}")
+        lines += [f"- Failed, `{cell['cell']}`: {failure}" for failure in cell["failed"]]
+    lines += [f"- {text}" for text in document["fairness"]]
+    if document["effects"]:
+        lines += ["", "## What each factor does", "", *effects_table(document), ""]
+    for published in document["published"]:
+        lines += claims(published)
+    lines += ["", f"    lockstep study unpack docs/studies/{folder.name}{ENDING}", f"    lockstep report {folder.name}"]
+    return "\n".join(part for line in lines for part in wrapped(line)) + "\n"
+
+
+def measured(document: dict[str, Any], groups: list[Group]) -> list[str]:
+    race, check, stability, found = document["race"], document["check"], document["stability"], []
+    if race:
+        spread = "" if stability["spread"] is None else f", starts of one cell differ by {stability['spread']:.1%}"
+        found.append(
+            f"Time and memory: {race['starts']} starts of each cell, {race['rounds']} rounds, {clock(race['seconds'])}; "
+            f"{race['disturbed']} rounds were disturbed and taken again. The machine was {stability['verdict']}{spread}."
+        )
+    seeds = [len({each.seed for each in group.done}) for group in groups if group.done]
+    if seeds:
+        least, most = min(seeds), max(seeds)
+        found.append(f"Accuracy: {least if least == most else f'{least} to {most}'} seeds of each recipe.")
+    if check:
+        signed = statistics.median(one["off"] for one in check["runs"])
+        found.append(
+            f"Check: {check['n']} whole trainings took {signed:+.1%} of what their steps and evaluations in turns come to "
+            f"(median; worst {check['worst']:.1%})."
+        )
+    return found
+
+
+def cells_table(document: dict[str, Any]) -> list[str]:
+    metrics = document["metrics"]
+    labels = [METRICS[metric].title(document["target_accuracy"]) for metric in metrics]
+    rows = [["cell", "n", *labels, "speed-up"], ["---", *["---:"] * (len(labels) + 2)]]
+    for cell in document["cells"]:
+        if cell["metrics"]:
+            figures = [figure(metric, cell["metrics"].get(metric)) for metric in metrics]
+            speed = "–" if cell.get("speed_up") is None else f"{cell['speed_up']:.2f}"
+            rows.append([f"`{cell['cell']}`", str(cell["done"]), *figures, speed])
+    return [f"| {' | '.join(row)} |" for row in rows]
+
+
+def figure(metric: str, column: dict[str, Any] | None) -> str:
+    """The value, and what it is beside the baseline."""
+    if not column or not column["n"]:
+        return "–"
+    text = METRICS[metric].text(column["median"], column["low"], column["high"])
+    against = column.get("against_baseline")
+    if not against:
+        return text
+    return f"{text}<br>{METRICS[metric].effect(against['effect'], against['low'], against['high'])} *{short_verdict(against)}*"
+
+
+def effects_table(document: dict[str, Any]) -> list[str]:
+    target = document["target_accuracy"]
+    rows = [["metric", "factor", "level", "effect", "verdict"], ["---"] * 5]
+    for one in document["effects"]:
+        rows.append([METRICS[one["metric"]].title(target), one["factor"], one["level"], one["text"], one["verdict"]])
+    return [f"| {' | '.join(row)} |" for row in rows]
+
+
+def claims(published: dict[str, Any]) -> list[str]:
+    lines = ["", f"## Published, {published['source']}", ""]
+    lines += [f"- `{cell}`: {text}" for cell, text in published["figures"].items()]
+    lines += ["", "| claim | published | here | |", "|---|---:|---:|---|"]
+    for claim in published["claims"]:
+        theirs = "" if claim["published_ratio"] is None else f"{claim['published_ratio']:.2f}"
+        ours = "" if claim["ours"] is None else f"{claim['ours']:.3g}"
+        if claim["low"] is not None:
+            ours += f" ({claim['low']:.3g} to {claim['high']:.3g})"
+        why = f": {claim['why']}" if claim["why"] and claim["verdict"] in ("differs", "not settled") else ""
+        lines.append(f"| {claim['text']} | {theirs} | {ours} | **{claim['verdict']}**{why} |")
+    return lines
+
+
+def wrapped(line: str) -> list[str]:
+    """Prose in lines of at most 100 characters; a table's rows stay whole."""
+    if line.startswith(("|", "    ")) or len(line) <= 100:
+        return [line]
+    bullet = line[: len(line) - len(line.lstrip(" -"))]
+    return textwrap.wrap(line, 100, subsequent_indent=" " * len(bullet), break_long_words=False, break_on_hyphens=False)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
