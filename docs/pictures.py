@@ -1,7 +1,7 @@
-"""Makes the pictures of the README from real runs: `.venv/bin/python docs/pictures.py` writes docs/demo.svg and docs/pictures/*.png.
+"""Makes the pictures of the README from real runs: `.venv/bin/python docs/pictures.py` writes docs/race.svg, docs/demo.svg and docs/pictures/*.png.
 
-It takes a few minutes, needs Playwright and Chromium, and trains a small study in a folder that goes away. `pages` leaves out the demo,
-`demo` the pages.
+It takes a few minutes, needs Playwright and Chromium, and trains a small study in a folder that goes away. `race`, `demo` and
+`pages` make one kind alone.
 """
 
 from __future__ import annotations
@@ -73,10 +73,19 @@ backend = "shm"
 
 
 def main(words: list[str]) -> None:
-    if words != ["pages"]:
-        demo()
-    if words != ["demo"]:
-        pages()
+    for name, make in (("race", race), ("demo", demo), ("pages", pages)):
+        if not words or name in words:
+            make()
+
+
+def race() -> None:
+    """A real one, as it ends at a terminal."""
+    words = ["ranks=1 threads=2", "ranks=2 backend=gloo", "ranks=2 backend=shm"]
+    with tempfile.TemporaryDirectory(prefix="lockstep-pictures-") as name:
+        said = call(Path(name), "race", *words, "--all", "global_batch=128", COLUMNS="100", FORCE_COLOR="1")
+    out = terminal("$ lockstep race 'ranks=1 threads=2' 'ranks=2 backend=gloo' 'ranks=2 backend=shm' --all global_batch=128")
+    out.print(Text.from_ansi(said.rstrip("\n")))
+    out.save_svg(str(HERE / "race.svg"), code_format=FORMAT, title="lockstep race")
 
 
 def demo() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from lockstep.settings import load
-from lockstep.turns import ContenderFailed, Ranks
+from lockstep.turns import Command, ContenderFailed, Ranks
 from lockstep.turns.folder import RaceFolder
-from support import SHORT, Cli, processes_of
+from support import SHORT, Cli, processes_of, wait_for
 
 TINY = [*SHORT, "threads=1"]
 
@@ -148,13 +150,114 @@ def test_loops_of_ones_own_race_and_one_that_ends_is_out(cli: Cli) -> None:
         (["ranks=1", "train.py rnaks=2"], "race: 'train.py rnaks=2':"),
         (["ranks=1", "'"], "race: ''': No closing quotation"),
         (["ranks=1", "  "], "race: '  ': it is empty"),
-        (["ranks=1", "launcher=slurm ranks=2"], "race: 'launcher=slurm ranks=2': ranks that Slurm starts"),
+        (
+            ["ranks=1", "launcher=slurm ranks=2"],
+            "race: 'launcher=slurm ranks=2': contenders share their cores, and jobs do not",
+        ),
         (["ranks=1", "ranks=100000"], "race: 2 contenders with 100001 ranks"),
+        (["ranks=1", "$ "], "race: '$ ': there is no command after '$'"),
+        (["ranks=1", "images=0 $ python"], "write it as images=6400 $ COMMAND"),
+        (["ranks=1", "images=many $ python"], "could not convert string to float"),
+        (["ranks=1", "$ python 'x"], "No closing quotation"),
     ],
 )
 def test_wrong_input_is_one_line(cli: Cli, words: list[str], said: str) -> None:
     assert said in cli.error("race", *words, "--all", "data=embedded", code=2)
     assert processes_of(cli.folder) == []
+
+
+PROGRAM = """
+import sys, time
+print("starting")
+for step in range(int(sys.argv[2])):
+    until = time.process_time() + float(sys.argv[1])
+    while time.process_time() < until:
+        pass
+    print("step", step, end=sys.argv[3])
+"""
+
+
+def program(folder: Path, step: float = 0.002, steps: int = 1_000_000, end: str = "\n") -> list[str]:
+    (folder / "program.py").write_text(PROGRAM)
+    return [sys.executable, str(folder / "program.py"), str(step), str(steps), end]
+
+
+@pytest.mark.cold
+@pytest.mark.parametrize("end", ["\n", "\r"])
+def test_a_foreign_program_is_frozen_between_windows(tmp_path: Path, end: str) -> None:
+    contender = Command("one", program(tmp_path, end=end), images=64)
+    contender.start(1)
+    try:
+        contender.ready()
+        taken = contender.take(2, 50)
+        assert taken.samples == 50 * 64
+        assert taken.wall == pytest.approx(0.1, rel=0.5)
+        assert 0 < taken.cpu <= taken.used
+        before = used_seconds(tmp_path)
+        assert before > 0
+        time.sleep(0.5)
+        assert used_seconds(tmp_path) == before
+        contender.take(2, 5)
+    finally:
+        contender.end()
+    assert processes_of(tmp_path) == []
+
+
+def ready_and_take(contender: Command) -> None:
+    contender.ready()
+    contender.take(2, 10)
+
+
+@pytest.mark.cold
+def test_programs_that_end_fail_or_say_nothing_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.turns.command.START_S", 1.0)
+    cases = {
+        "let it train longer": program(tmp_path, steps=3),
+        "exit code 3: no more": [sys.executable, "-c", "import sys; print('go'); print('no more'); sys.exit(3)"],
+        "printed nothing for 1 s": [sys.executable, "-c", "import time; time.sleep(60)"],
+        "cannot start no-such-program: No such file": ["no-such-program"],
+    }
+    for said, argv in cases.items():
+        contender = Command("one", argv)
+        contender.start(1)
+        try:
+            with pytest.raises(ContenderFailed, match=said):
+                ready_and_take(contender)
+        finally:
+            contender.end()
+
+
+@pytest.mark.cold
+def test_a_killed_race_leaves_nothing_of_a_foreign_program(cli: Cli) -> None:
+    """Also of what the program itself has started, in a session of its own, and of what is frozen."""
+    inner = shlex.join(program(cli.folder))
+    (cli.folder / "outer.py").write_text(
+        f"import subprocess, shlex, sys\nsubprocess.Popen(shlex.split({inner!r}), start_new_session=True).wait()\n"
+    )
+    words = [f"$ {sys.executable} {cli.folder}/outer.py {number}" for number in (1, 2)]
+    race = cli.start("race", *words, "--budget", "60s")
+    wait_for(lambda: any(cli.runs.glob("races/*/windows.jsonl")), what="the first window")
+    race.kill()
+    race.communicate()
+    wait_for(lambda: not processes_of(cli.folder), seconds=10, what="every process to be gone")
+
+
+@pytest.mark.cold
+def test_foreign_programs_race(cli: Cli) -> None:
+    slow, fast = (f"$ {shlex.join(program(cli.folder, step))}" for step in (0.004, 0.002))
+    found = cli("race", slow, fast, "--budget", "30s", timeout=100)
+    assert found.returncode == 0, found.stderr
+    assert "lines/s" in found.stdout
+    assert "go on with it: " in found.stdout
+    folder = RaceFolder.find("last", cli.runs)
+    assert folder is not None
+    (ratio,) = folder.read().ratios
+    assert ratio.verdict == "faster"
+    assert ratio.effect == pytest.approx(0.5, rel=0.2)
+    assert processes_of(cli.folder) == []
+    mixed = cli("race", "$ python train.py", "ranks=1", "--all", "data=embedded")
+    assert mixed.returncode == 2
+    assert mixed.stderr.strip().endswith("is not known: write images=N $ COMMAND")
 
 
 def test_a_budget_that_starting_spends_is_one_line(cli: Cli) -> None:

@@ -231,6 +231,27 @@ def test_inside_an_allocation_srun_starts_the_ranks(on_cluster: Cli, alone: dict
     assert not (run.folder / "job.json").exists(), "no job of its own"
 
 
+def test_inside_an_allocation_contenders_race(on_cluster: Cli) -> None:
+    """Ranks of one node and of two, all in one allocation; they call the race's desk, and take turns."""
+    words = ["hosts=1 ranks=1", "hosts=2 ranks=2", "--all", " ".join([*SHORT, *ON_SLURM]), "--budget", "40s", "--json"]
+    process = subprocess.Popen(
+        ["salloc", "--quiet", "-N2", *on_cluster.argv("race", *words)],
+        env=on_cluster.environment,
+        cwd=on_cluster.folder,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    document = json.loads(output)
+    assert document["failures"] == {}
+    (ratio,) = document["ratios"]
+    assert ratio["rounds"] >= 4
+    assert ratio["effect"] > 0
+    assert not processes_of(on_cluster.folder)
+
+
 def test_inside_an_allocation_ranks_end_with_the_command(on_cluster: Cli) -> None:
     process = allocated(on_cluster, 2, *ENDLESS, "hosts=2", "ranks=2")
     run: Run = wait_for(lambda: next((Run(p.parent) for p in on_cluster.runs.glob("*/run.json")), None), what="the run")

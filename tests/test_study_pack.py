@@ -217,7 +217,7 @@ def test_records_are_packed_and_weights_are_not(study: StudyFolder, tmp_path: Pa
     assert "tensorboard/events.out.tfevents.1.2.lockstep" in own
     assert {name for name in inside if name.startswith("study/")} == {
         f"study/{name}"
-        for name in ("study.json", "log.jsonl", "looks.jsonl", "deeper/still/more.jsonl", "race.json", "windows.jsonl")
+        for name in ("study.json", "log.jsonl", "starts.jsonl", "deeper/still/more.jsonl", "race.json", "windows.jsonl")
     }
     assert not any(weights[:100] in data for data in inside.values())
     assert not [name for name in inside if name.endswith((".pt", ".pth", ".onnx"))]

@@ -51,8 +51,8 @@ class Made:
         for start in range(1, STARTS + 1):
             lives = {name: draw.gauss(1, noise) for name in costs}
             for name in costs:
-                look = timing.Look(cell=name, start=start, evaluation=evaluation, memory=memory + start * 1e5)
-                append_line(self.folder.path / timing.LOOKS, msgspec.to_builtins(look))
+                record = timing.Started(cell=name, start=start, evaluation=evaluation, memory=memory + start * 1e5)
+                append_line(self.folder.path / timing.STARTED, msgspec.to_builtins(record))
             for number in range(8):
                 machine = draw.uniform(1, 1.5)
                 for name, cost in costs.items():

@@ -1,7 +1,7 @@
 """The statistics of comparisons, of studies and of all else that is timed in turns: intervals that hold with three to ten repeats, and verdicts that say when nothing can be said.
 
-Cells are compared within a block (same seed, one run right after the other), so what slows the machine slows both. Where nothing differs, the
-two runs of a block could as well be swapped: a paired permutation test on ranks, over all 2^n swaps, gives the exact p-value, whatever the
+Cells are compared pair by pair: trainings with one seed, or what was timed right after each other. Where nothing differs, the two of a pair
+could as well be swapped: a paired permutation test on ranks, over all 2^n swaps, gives the exact p-value, whatever the
 noise looks like. It adds up ranks, not seconds, so one disturbed run cannot outweigh the others. The estimate that goes with it is the
 Hodges-Lehmann shift: the one that makes the rank sums of both sides equal. With few pairs no outcome of the test is rare enough for the level
 asked for, and Student's t takes its place: wide there, and safe for symmetric noise with heavy tails.
@@ -33,7 +33,7 @@ MARGIN_RATIO = 0.02
 MARGIN_DIFFERENCE = 0.005
 MOST_PAIRS = 1000
 EXACT_UP_TO = 20
-# The machine's speed is smoothed over N neighbouring blocks before runs are ranked together.
+# The machine's speed is smoothed over N neighbouring pairs before runs are ranked together.
 DRIFT_WINDOW = 5
 BISECTIONS = 22
 # A time that was not reached is longer than any other. On the scale of logs this is beyond every time; ranks do not care how far.
@@ -143,7 +143,7 @@ class _PairedTest:
         self.ratio = scaled and min([*cell, *baseline], default=0.0) > 0
         self.margin = math.log1p(MARGIN_RATIO) if self.ratio else MARGIN_DIFFERENCE
         a, b = ([math.log(v) if self.ratio else v for v in values] for values in (cell, baseline))
-        # Machines drift, so times are compared over blocks near each other. What a seed does to an accuracy it does to both of
+        # Machines drift, so times are compared over pairs near each other. What a seed does to an accuracy it does to both of
         # its pair and to no neighbour: there each pair has a level of its own, which makes this a signed-rank test (with the
         # scores 1, 3, 5, … where Wilcoxon's has 1, 2, 3, …).
         window = DRIFT_WINDOW if scaled else 1

@@ -239,8 +239,8 @@ def _race(folder: StudyFolder, planned: Planned) -> None:
     for window in windows:
         append_line(folder.path / timing.WINDOWS, msgspec.to_builtins(window))
     for cell in planned.cells:
-        look = timing.Look(cell=cell.name, start=1, evaluation=0.1, memory=5e7)
-        append_line(folder.path / timing.LOOKS, msgspec.to_builtins(look))
+        started = timing.Started(cell=cell.name, start=1, evaluation=0.1, memory=5e7, memory_of_a_rank=3e7)
+        append_line(folder.path / timing.STARTED, msgspec.to_builtins(started))
     hashes = dict(zip(("cells", "own"), timed_content(planned), strict=True))
     ratios = estimate.ratios(windows, timing.pairs(planned))
     state = timing.State(**hashes, over=True, seconds=60.0, budget=60.0, starts=4, ratios=ratios)

@@ -108,9 +108,8 @@ def _of_study(study: Any) -> tuple[dict[str, Run], list[RunView], dict[str, str]
         if whole:
             first[group.name] = whole[0]
         else:
-            note(
-                f"cell '{group.name}' is left out: its run {group.done[0].run.id} is damaged: {group.done[0].run.rank_damage()[0]}"
-            )
+            own = next(each.run for each in group.done if each.own)
+            note(f"cell '{group.name}' is left out: its run {own.id} is damaged: {own.rank_damage()[0]}")
     return first, [run for _, run in runs], {run.id: name for name, run in runs}
 
 

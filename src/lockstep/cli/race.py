@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import time
@@ -15,27 +16,26 @@ from lockstep.cli.options import complete_key, data_root_option, json_option, re
 from lockstep.cli.output import console, note, print_json
 
 if TYPE_CHECKING:
-    from lockstep.run import Options
-    from lockstep.turns import Race
+    from lockstep.turns import Contender, Race
     from lockstep.turns.folder import Entry, Record
 
 EPILOG = """\b
 Examples:
   lockstep race 'ranks=1 threads=2' 'ranks=2 backend=gloo' 'ranks=2 backend=shm'
   lockstep race fused=false fused=true --all 'model=cifar-vgg data=cifar10'
-  lockstep race strategy=ddp strategy=flat strategy=zero --all ranks=2 --budget 120s
+  lockstep race strategy=ddp strategy=flat zero=true --all ranks=2 --budget 120s
   lockstep race my.toml 'my.toml precision=bf16' --until 1%
   lockstep race 'train.py ranks=1' 'train.py ranks=2'     your own training loop (docs/own-loop.md)
+  lockstep race '$ python a.py' '$ python a.py --amp'     any programs: a step is a line that they print
 
 \b
 Each argument is a contender: key=value words in quotes, a recipe file, a published recipe, a training
-loop of your own, or a run.
+loop of your own, a run, or any program: images=6400 $ COMMAND, if it trains 6400 images a line.
 All are alive at the same time and take windows of steps in turns; each is started several times.
 The first one is what the others are compared with.
 """
 
-# Of one rank: Python, torch, a small net and its data.
-RANK_BYTES = 300 << 20
+MOST_IMAGES = 1e9
 
 
 class Quantity(click.ParamType[float]):
@@ -84,20 +84,18 @@ def command(
     from lockstep.report.document import of_parts
     from lockstep.report.html import page
     from lockstep.report.terminal import draw
-    from lockstep.turns import Budget, Race, Ranks
+    from lockstep.turns import Budget, Race
     from lockstep.turns.folder import RaceFolder, opening, state_of
 
     if len(contenders) < 2:
         raise InputError("race: name two or more contenders, each in quotes: lockstep race 'ranks=1 threads=2' ranks=2")
     entries = _entries(contenders, common, runs)
+    _check_units(entries)
     _check_memory(entries)
     folder = RaceFolder.create(runs, name)
     record = opening(entries, common, Budget(seconds=budget, margin=margin))
     folder.write(record)
-    racing = [
-        Ranks(entry.name, entry.recipe, entry.placement, folder.starts / str(number), _options(entry, data_root))
-        for number, entry in enumerate(entries, 1)
-    ]
+    racing = [_contender(entry, folder.starts / str(number), data_root) for number, entry in enumerate(entries, 1)]
     live = Live(record, not as_json)
     race = Race(racing, record.budget, folder.keep, live)
     over = False
@@ -138,6 +136,9 @@ def _read(text: str, common: str, runs: Path | None) -> Entry:
     from lockstep.run import Run, runs_root
     from lockstep.turns.folder import Entry
 
+    before, dollar, command = text.partition("$ ")
+    if dollar and all(word.startswith("images=") for word in before.split()):
+        return _foreign(text, before, command)
     try:
         given = shlex.split(text)
         if "--" in given:  # before the words for a script; of a whole command line, click takes it away
@@ -150,33 +151,61 @@ def _read(text: str, common: str, runs: Path | None) -> Entry:
             recipe, placement = spec.recipe, spec.placement
         else:
             recipe, placement = read_words((*shlex.split(common), *words))
-        if placement.launcher == "slurm":
+        if placement.launcher == "slurm" and not os.environ.get("SLURM_JOB_ID"):
             raise InputError(
-                "ranks that Slurm starts cannot be asked for windows of steps yet: race on one node, by another launcher"
+                "contenders share their cores, and jobs do not: race within one allocation, salloc … lockstep race …"
             )
     except (InputError, ValueError) as error:
         raise InputError(f"race: '{text}': {error}") from None
     return Entry(name=text, recipe=recipe, placement=placement, script=script, script_args=script_args)
 
 
-def _options(entry: Entry, data_root: str | None) -> Options:
-    from lockstep.run import Options
+def _foreign(text: str, before: str, command: str) -> Entry:
+    """`$ COMMAND` or `images=N $ COMMAND`. It is started as it is, by no shell."""
+    from lockstep.errors import InputError
+    from lockstep.placement import Placement
+    from lockstep.recipe import Recipe
+    from lockstep.turns.folder import Entry
 
-    return Options(data_root=data_root, script=entry.script, script_args=entry.script_args)
+    try:
+        argv = shlex.split(command)
+        images = [float(word.removeprefix("images=")) for word in before.split()]
+    except ValueError as error:
+        raise InputError(f"race: '{text}': {error}") from None
+    if not argv:
+        raise InputError(f"race: '{text}': there is no command after '$'")
+    if len(images) > 1 or not all(0 < count <= MOST_IMAGES for count in images):
+        raise InputError(f"race: '{text}': write it as images=6400 $ COMMAND, a number above 0")
+    return Entry(name=text, recipe=Recipe(), placement=Placement(), command=argv, images=images[0] if images else 0.0)
+
+
+def _contender(entry: Entry, folder: Path, data_root: str | None) -> Contender:
+    from lockstep.run import Options
+    from lockstep.turns import Command, Ranks
+
+    if entry.command:
+        return Command(entry.name, entry.command, entry.images or 1.0)
+    options = Options(data_root=data_root, script=entry.script, script_args=entry.script_args)
+    return Ranks(entry.name, entry.recipe, entry.placement, folder, options)
+
+
+def _check_units(entries: Sequence[Entry]) -> None:
+    """Lines are compared with lines, and images with images."""
+    from lockstep.errors import InputError
+
+    lines = [entry.name for entry in entries if entry.command and not entry.images]
+    if lines and len(lines) < len(entries):
+        raise InputError(
+            f"race: '{lines[0]}': how many images it trains from one line that it prints to the next is not known: write images=N $ COMMAND"
+        )
 
 
 def _check_memory(entries: Sequence[Entry]) -> None:
-    """All contenders are alive at the same time."""
     from lockstep.errors import InputError
-    from lockstep.measure.memory import available_bytes
+    from lockstep.turns.ranks import memory_problem
 
-    ranks = sum(entry.placement.ranks for entry in entries)
-    available = available_bytes()
-    if available and ranks * RANK_BYTES > available:
-        raise InputError(
-            f"race: {len(entries)} contenders with {ranks} ranks, all alive at the same time, need about {ranks * RANK_BYTES / 2**30:.1f} GiB of "
-            f"memory, and {available / 2**30:.1f} GiB are free: name fewer"
-        )
+    if problem := memory_problem(entry.placement for entry in entries):
+        raise InputError(f"race: {problem}")
 
 
 def _lost(record: Record) -> str:

@@ -141,8 +141,9 @@ def _dry(study: Study, folder: StudyFolder, options: Any, as_json: bool) -> dict
     there = folder.runs_of(planned.items)
     first = [item for item in planned.items if item.repeat < study.repeats]
     todo = [item for item in first if outcome(there.get(item.digest)) == "to do"]
-    cells = estimate.of_cells(planned, folder.records(), folder.runs)
     raced = timing.read(folder, planned)
+    known = [time for cell in planned.cells if raced and (time := raced.of(cell))]
+    cells = estimate.of_cells(planned, folder.records(), folder.runs, {time.cell.name: time.cost for time in known})
     race_s = timing.budget_of(planned) if timing.racing(planned) and not (raced and raced.state.over) else 0.0
     seconds = race_s + estimate.left(todo, cells)
     document = {

@@ -24,12 +24,12 @@ def execute(
 ) -> Run:
     """Run what was prepared. Returns the finished run, or raises the one-line error that says which rank failed and why.
 
-    `stop`: for another thread to stop the ranks as Ctrl-C would. Slurm's are stopped by Ctrl-C alone.
+    `stop`: for another thread to stop the ranks as Ctrl-C would. A batch job is stopped by Ctrl-C alone.
     """
     try:
         with emulate.network(spec.placement) if spec.placement.emulated else nullcontext() as network:
             if spec.placement.launcher == "slurm":
-                slurm.follow(run, spec, progress)
+                slurm.follow(run, spec, progress, stop)
                 return run
             if network is not None:
                 write_atomic(run.folder / "network.json", network.document())

@@ -45,7 +45,10 @@ def _says(document: Document) -> str:
     begins = "Median of each cell with its 95 % interval. Below it: the ratio or difference to"
     ends = f"'{document['baseline']}', pair by pair, with its interval; {document['family']}. Grey: no difference that counts."
     if document.get("race"):
-        return f"{begins} {ends} Time and memory are from turns, by start; accuracies are from trainings, by seed."
+        return (
+            f"{begins} {ends} Time and memory are from turns, by start; accuracies are from trainings, by seed. 'N more': N more seeds would "
+            "settle it."
+        )
     return (
         f"{begins} {ends} '7 to 40 more': 7 more repeats would settle it if the difference is as large as it looks, 40 whatever it is, "
         "on a machine as noisy as this."
@@ -170,7 +173,9 @@ def headlines(subject: Subject) -> list[Said]:
             Said(
                 question="comparison",
                 verdict=f"no difference to '{document['baseline']}' can be told for {some(open_ones, 4)}",
-                next="repeat them: the table says how many more repeats would settle each figure, where that can be known",
+                next="give the race more time (race_minutes), or add seeds (--repeats)"
+                if document.get("race")
+                else "repeat them: the table says how many more repeats would settle each figure, where that can be known",
             )
         )
     for cell in document["cells"]:

@@ -97,7 +97,7 @@ def cell_facts(subject: Subject) -> list[tuple[str, str]]:
 
 def _race_text(race: dict[str, Any]) -> str:
     over = "" if race["over"] else ", not over"
-    return f"in turns, {counted(race['starts'], 'start')} of each cell, {counted(race['rounds'], 'round')}, {text(race['seconds'], 'seconds')}{over}"
+    return f"in turns, up to {counted(race['starts'], 'start')} of a cell, {counted(race['rounds'], 'round')}, {text(race['seconds'], 'seconds')}{over}"
 
 
 def _damaged(subject: Subject) -> list[str]:

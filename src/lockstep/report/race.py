@@ -41,7 +41,7 @@ def _environment(record: Record) -> Table:
 
 
 def _again(record: Record) -> str:
-    names = shlex.join(re.sub(r" \(\d+\)$", "", entry.name) for entry in record.entries)
+    names = shlex.join(_plain(entry.name) for entry in record.entries)
     common = f" --all {shlex.quote(record.common)}" if record.common else ""
     return f"lockstep race {names}{common} --budget {record.budget.seconds:g}s --until {100 * record.budget.margin:g}%"
 
@@ -52,8 +52,10 @@ def table(record: Record, windows: Sequence[Window]) -> Table:
         _row(entry.name, ratios.get(entry.name), record, [w for w in windows if w.contender == entry.name])
         for entry in record.entries
     ]
-    says = "speed: images per second as a multiple of the first contender's, from ratios within rounds; the interval is over starts."
-    return Table("race", "Contenders", says, COLUMNS, rows, right=RIGHT, spare=SPARE)
+    what = "lines" if any(entry.command and not entry.images for entry in record.entries) else "images"
+    says = f"speed: {what} per second as a multiple of the first contender's, from ratios within rounds; the interval is over starts."
+    columns = [column.replace("images", what) for column in COLUMNS]
+    return Table("race", "Contenders", says, columns, rows, right=RIGHT, spare=SPARE)
 
 
 def _row(name: str, ratio: Ratio | None, record: Record, mine: Sequence[Window]) -> list[Cell]:
@@ -121,9 +123,25 @@ def said(record: Record, windows: Sequence[Window]) -> Said:
     if best.verdict != "faster":
         slower = [ratio for ratio in ratios if ratio.verdict == "slower"]
         verdict = f"{baseline}; slower are {', '.join(ratio.contender for ratio in slower)}"
-        return Said(question, verdict, _why(baseline, slower[0].contender, windows), f"lockstep run {baseline}")
+        return Said(question, verdict, _why(baseline, slower[0].contender, windows), _next(baseline, record))
     verdict = f"{best.contender}, {speed(best)} as fast as {baseline}"
-    return Said(question, verdict, _why(best.contender, baseline, windows), f"lockstep run {best.contender}")
+    return Said(question, verdict, _why(best.contender, baseline, windows), _next(best.contender, record))
+
+
+def _next(name: str, record: Record) -> str:
+    """How to go on with the fastest."""
+    entry = next(entry for entry in record.entries if entry.name == name)
+    if entry.command:
+        return f"go on with it: {shlex.join(entry.command)}"
+    words = _plain(name)
+    if "=" not in words and not words.endswith(".toml") and not entry.script:
+        return f"lockstep show {words}"
+    return " ".join(["lockstep run", *([record.common] if record.common else []), words])
+
+
+def _plain(name: str) -> str:
+    """Without the number of one that was named twice."""
+    return re.sub(r" \(\d+\)$", "", name)
 
 
 def _why(fast: str, slow: str, windows: Sequence[Window]) -> str:
@@ -188,7 +206,9 @@ def _notes(record: Record, windows: Sequence[Window]) -> list[str]:
     if busy > BUSY:
         by_cpu = "; ".join(f"{ratio.contender}: {speed(ratio)}" for ratio in record.cpu_ratios)
         found.append(f"Other work took {units.percent(busy)} of the machine. By processor time: {by_cpu}.")
-    recipes = {entry.name: entry.recipe for entry in record.entries}
-    if len({repr(recipe) for recipe in recipes.values()}) > 1:
+    foreign = [entry for entry in record.entries if entry.command]
+    if foreign and not any(entry.images for entry in foreign):
+        found.append("Steps are lines that the programs print, so these must mean the same amount of work.")
+    if len({repr(entry.recipe) for entry in record.entries if not entry.command}) > 1:
         found.append("The contenders do not compute the same: this compares speed alone, not what is learned.")
     return found

@@ -56,9 +56,9 @@ class Subject:
     def trained(self) -> list[Group]:
         """Cells that have any run, one for each set of runs: cells that compute the same share theirs."""
         found: dict[tuple[str, ...], Group] = {}
-        for group in self.begun:
+        for group in sorted(self.begun, key=lambda group: not group.samples[0].own):
             found.setdefault(tuple(each.run.id for each in group.samples), group)
-        return list(found.values())
+        return sorted(found.values(), key=self.place)
 
     def place(self, group: Group) -> int:
         return self.groups.index(group)

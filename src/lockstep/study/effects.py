@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from lockstep.metrics import METRICS
-from lockstep.statistics import ALPHA, WORDS, t_quantile
+from lockstep.statistics import ALPHA, MARGIN_DIFFERENCE, MARGIN_RATIO, WORDS, t_quantile
 from lockstep.study.definition import Study
 from lockstep.study.gather import Group
 from lockstep.study.observed import observed
+from lockstep.study.plan import LOOKS
+from lockstep.turns.estimate import LEVEL
 
 Levels = tuple[str, ...]
 
@@ -67,7 +69,10 @@ def _of_metric(study: Study, cells: dict[Levels, Group], metric: str, target: fl
                 for row in rows
             ]
             contrasts.append((f"{one} and {other}", f"{x} with {y}", shifts))
-    return [_effect(metric, *contrast, alpha=ALPHA / len(contrasts)) for contrast in contrasts]
+    error = (
+        LEVEL if METRICS[metric].of_placement and all(group.time for group in cells.values()) else ALPHA / len(LOOKS)
+    )
+    return [_effect(metric, *contrast, alpha=error / len(contrasts)) for contrast in contrasts]
 
 
 def _mean(row: dict[Levels, float], fixed: dict[int, str]) -> float:
@@ -82,7 +87,12 @@ def _effect(metric: str, factor: str, level: str, shifts: Sequence[float], alpha
     middle, spread = statistics.fmean(shifts), statistics.stdev(shifts)
     half = t_quantile(alpha, n - 1) * spread / math.sqrt(n)
     larger, smaller = WORDS[figure.kind]
+    margin = math.log1p(MARGIN_RATIO) if figure.by_ratio else MARGIN_DIFFERENCE
     verdict = larger if middle - half > 0 else smaller if middle + half < 0 else "not settled"
+    if spread == 0 and middle != 0:
+        verdict = "not settled"  # equal steps say nothing about their spread
+    elif abs(middle) + half <= margin:
+        verdict = "the same"
     low, high = back(middle - half), back(middle + half)
     return {
         "metric": metric,

@@ -5,8 +5,10 @@ Stopped or killed at any moment, it goes on where it was.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,6 +20,7 @@ from lockstep.errors import InputError, RunCancelled, RunFailed
 from lockstep.launch import execute
 from lockstep.launch.slurm.launcher import allocation
 from lockstep.launch.supervise import Progress
+from lockstep.reading import Damaged, exists
 from lockstep.run import Options, Part, Run, Spec
 from lockstep.study import estimate, proof, timing
 from lockstep.study.folder import StudyFolder
@@ -73,6 +76,8 @@ class Session:
     """By digest: Slurm jobs that an earlier call left under way."""
     costs: dict[str, float] = field(default_factory=dict)
     """By cell: seconds for an image, where it has raced."""
+    failed_in: set[tuple[str, str]] = field(default_factory=set)
+    """Recipes (by their first cell), and cells in which their training failed."""
     spent: float = 0.0
     clock: Callable[[], float] = time.time
 
@@ -93,8 +98,9 @@ class Session:
 
     def place(self, item: Item) -> str:
         """The cell in which this is trained: the fastest of those that compute it."""
-        able = [cell.name for cell in self.planned.alike(item.cell) if cell.name in self.costs]
-        return min(able, key=self.costs.__getitem__, default=item.cell)
+        alike = [cell.name for cell in self.planned.alike(item.cell) if cell.left_out is None]
+        able = [name for name in alike if (item.cell, name) not in self.failed_in] or alike
+        return min(able, key=lambda name: self.costs.get(name, math.inf))
 
     def step(self, item: Item, left_seconds: float = 0.0) -> Step:
         done = sum(state != "to do" for state in self.states.values())
@@ -104,6 +110,9 @@ class Session:
         return RunCancelled(f"stopped; run the same command again to go on with study '{self.folder.name}'")
 
     def given_up(self, cell: str) -> bool:
+        alike = [other for other in self.planned.alike(cell) if other.left_out is None]
+        if any((cell, other.name) not in self.failed_in for other in alike) and len(alike) > 1:
+            return False
         states = [self.states[item.digest] for item in self.planned.items if item.cell == cell]
         return "done" not in states and states.count("failed") >= GIVE_UP_AFTER
 
@@ -121,6 +130,7 @@ def run(
     """
     watcher = watcher or Watcher()
     with folder.held():
+        planned = _as_proven_before(folder, planned)
         folder.write(planned)
         session = Session(folder, planned, options or Options(), folder.runs, watcher)
         if not _budget_is_spent(session, LEAST_RACE_S):
@@ -141,13 +151,27 @@ def run(
     return {"done": states.count("done"), "failed": states.count("failed"), "left": len(session.needed())}
 
 
+def _as_proven_before(folder: StudyFolder, planned: Planned) -> Planned:
+    """A cell that was found not to compute what its recipe says is still trained by itself."""
+    with suppress(Damaged, InputError):
+        for cell in folder.read().cells if exists(folder.path / "study.json") else []:
+            same = [
+                one
+                for one in planned.cells
+                if (one.name, one.recipe, one.placement) == (cell.name, cell.recipe, cell.placement)
+            ]
+            if cell.unproven and same:
+                planned = apart(planned, cell.name, cell.unproven)
+    return planned
+
+
 def _race(session: Session, again: bool) -> None:
     """The time part."""
     planned, watcher = session.planned, session.watcher
     if not timing.racing(planned):
         return
     try:
-        timing.run(session.folder, planned, session.options, watcher.raced, again)
+        timing.run(session.folder, planned, session.options, watcher.raced, watcher.says, again)
     except KeyboardInterrupt:
         raise session.stopped() from None
     raced = timing.read(session.folder, planned)
@@ -162,13 +186,13 @@ def _race(session: Session, again: bool) -> None:
 
 def _prove(session: Session) -> None:
     """Cells whose accuracy is to come from trainings that were made elsewhere. One that fails is trained by itself."""
-    planned, root = session.planned, session.runs
-    cells = [cell for cell in proof.unproven(planned) if cell.name in session.costs and not proof.known(root, cell)]
+    root = session.runs
+    cells = [cell for cell in proof.unproven(session.planned) if not proof.known(root, cell)]
     for number, cell in enumerate(cells, 1):
         session.watcher.says(f"[proof {number}/{len(cells)}] {cell.name}: does it compute what one process does?")
         try:
-            wrong = proof.prove(root, cell, session.options.data_root)
-        except KeyboardInterrupt:
+            wrong = proof.prove(session.folder, cell, session.options.data_root)
+        except (KeyboardInterrupt, RunCancelled):
             raise session.stopped() from None
         if wrong is not None:
             session.watcher.says(
@@ -210,8 +234,8 @@ def _budget_is_spent(session: Session, next_s: float) -> bool:
     if budget is None or session.spent + next_s <= 60 * budget:
         return False
     session.watcher.says(
-        f"budget_minutes={budget:g} is used up ({clock(session.spent)} so far, the next training takes about "
-        f"{clock(next_s)}): the rest is left; raise it and run the study again to go on"
+        f"budget_minutes={budget:g} is used up ({clock(session.spent)} so far, the next part takes about {clock(next_s)}): "
+        "the rest is left; raise it and run the study again to go on"
     )
     return True
 
@@ -240,6 +264,7 @@ def _one(session: Session, step: Step) -> None:
         raise
     except (RunFailed, InputError) as error:
         record |= {"state": "failed", "cause": str(error)}
+        session.failed_in.add((item.cell, session.place(item)))
     record |= {"began": began, "ended": session.clock()}
     keep(session, step, record)
 

@@ -18,7 +18,7 @@ Cells = Sequence[Group]
 def notes(groups: Sequence[Group]) -> list[str]:
     """Everything that a reader of the table has to know, the most important first."""
     cells = [group for group in groups if group.measured]
-    checks = (_disagreement, _mathematics, _batch, _seeds, _differing)
+    checks = (_disagreement, _mathematics, _batch, _seeds, _differing, _raced_elsewhere)
     return [note for check in checks for note in check(cells)] if cells else []
 
 
@@ -96,6 +96,14 @@ def _seeds(cells: Cells) -> list[str]:
     return [
         f"cells have different seeds ({some}): weights and order differ, and only runs with the same seed are compared"
     ]
+
+
+def _raced_elsewhere(cells: Cells) -> list[str]:
+    raced = next((cell.time.race.state.machine for cell in cells if cell.time), {})
+    seen = {each.run.environment().get("cpu") for cell in cells for each in cell.done} - {None, raced.get("cpu")}
+    if not raced or not seen:
+        return []
+    return [f"times were measured on {raced['cpu']}, and trainings made on {some(sorted(map(str, seen)))}"]
 
 
 def _data(run: Sample) -> str:

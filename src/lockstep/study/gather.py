@@ -42,7 +42,10 @@ class Sample:
 
     @property
     def own(self) -> bool:
-        return self.cell is None or self.run.spec().placement == self.cell.placement
+        if self.cell is None:
+            return True
+        spec = self.run.spec()
+        return spec.part.cell == self.cell.name if spec.part else spec.placement == self.cell.placement
 
     @property
     def seed(self) -> int:
@@ -138,7 +141,10 @@ def of_study(folder: StudyFolder, planned: Planned) -> list[Group]:
             group = groups[cell.name]
             group.planned += item.repeat < planned.study.repeats or item.digest in there
             if item.digest in there:
-                group.samples.append(Sample((item.seed, item.repeat), view(there[item.digest]), cell))
+                sample = Sample((item.seed, item.repeat), view(there[item.digest]), cell)
+                # How it failed is a result of the cell that it failed in.
+                if sample.own or sample.state == "done":
+                    group.samples.append(sample)
             elif item.digest in causes and cell.name == item.cell:
                 group.unstarted.append(causes[item.digest])
     for group in groups.values():

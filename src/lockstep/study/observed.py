@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from typing import Any
 
@@ -31,7 +32,22 @@ def observed(group: Group, metric: str, target: float | None, turned: bool = Tru
 
 
 def _to_target(group: Group, time: CellTime, metric: str, target: float | None) -> dict[Any, float]:
-    """By training: the epochs that it needed, times what an epoch takes in turns. Infinite where it was tested and never got there."""
-    epoch = time.plan.train_samples * time.cost * (1 if metric == "seconds_to_target" else group.cores)
-    needed = {each.pair: epochs_to(each.run.epochs(), target) for each in group.done}
-    return {pair: epoch * count for pair, count in needed.items() if count is not None}
+    """By training: the images that it needed, times what an image takes in turns. Infinite where it was tested and never got there."""
+    factor = time.cost * (1 if metric == "seconds_to_target" else group.cores)
+    return {pair: factor * images for pair, images in images_of(group, metric, target).items()}
+
+
+def images_of(group: Group, metric: str, target: float | None) -> dict[Any, float]:
+    """How many images each training took: in all, or to the target accuracy."""
+    if METRICS[metric].of_placement:
+        found = {each.pair: each.summary.get("train_images") for each in group.done}
+        return {pair: float(images) for pair, images in found.items() if images}
+    needed: dict[Any, float] = {}
+    for each in group.done:
+        epochs = each.run.epochs()
+        count = epochs_to(epochs, target)
+        if count is not None:
+            whole = group.spec.plan.train_samples
+            trained = [float(epoch.get("samples") or whole) for epoch in epochs]
+            needed[each.pair] = math.inf if math.isinf(count) else sum(trained[: int(count)])
+    return needed

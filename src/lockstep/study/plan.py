@@ -110,16 +110,19 @@ def apart(planned: Planned, name: str, reason: str) -> Planned:
 
 def _items(study: Study, able: list[Cell]) -> list[Item]:
     recipes = list({cell.mathematics: cell for cell in reversed(able)}.values())[::-1]
-    return [_item(study, cell, repeat) for repeat in range(_most_repeats(study, recipes)) for cell in recipes]
+    races = len(able) > 1 and all(cell.takes_turns for cell in able)
+    return [_item(study, cell, repeat) for repeat in range(_most_repeats(study, recipes, races)) for cell in recipes]
 
 
-def _most_repeats(study: Study, recipes: list[Cell]) -> int:
+def _most_repeats(study: Study, recipes: list[Cell], races: bool) -> int:
     """Where nothing but time is asked for, one training shows whether it takes as long as its steps say."""
     asked = [*study.metrics, *(claim.metric for published in study.published for claim in published.claims)]
     learned = any(not METRICS[metric].of_placement for metric in asked)
-    if not learned and all(cell.takes_turns for cell in recipes):
+    if not learned and races:
         return 1
-    return study.repeats * (LOOKS[-1] if learned and len(recipes) > 1 else 1)
+    most = study.repeats * (LOOKS[-1] if learned and len(recipes) > 1 else 1)
+    # A seed that comes again would give the same accuracy again.
+    return min(most, max(study.repeats, len(study.seeds))) if study.seeds else most
 
 
 def _cell(study: Study, name: str, options: Options | None, runs: Path | None) -> Cell:

@@ -6,20 +6,28 @@ What was proven is remembered in the folder of runs, so it is proven once for ea
 from __future__ import annotations
 
 import shutil
-import tempfile
 from pathlib import Path
 
-from lockstep.errors import RunFailed
+from lockstep.errors import InputError, RunFailed
 from lockstep.measure.environment import version_of
 from lockstep.run import Spec
+from lockstep.study.folder import StudyFolder
 from lockstep.study.plan import Cell, Planned
 from lockstep.verify.prove import verify
 from lockstep.verify.verified import find, record
 
+FOLDER = ".verify"
+"""Within the study's folder, while a cell is being proven."""
+
 
 def unproven(planned: Planned) -> list[Cell]:
-    """Cells with several ranks that compute what others compute too. One process has nothing to prove: it is what the others are compared with."""
-    return [cell for cell in planned.cells if _shared(planned, cell) and cell.placement.ranks > 1]
+    """Cells that compute what others compute too, in another way than one process does; that one has nothing to prove."""
+    return [cell for cell in planned.cells if _shared(planned, cell) and _other_way(cell)]
+
+
+def _other_way(cell: Cell) -> bool:
+    accumulates = cell.plan is not None and cell.plan.accumulation > 1
+    return cell.placement.ranks > 1 or accumulates or cell.placement.strategy == "dp"
 
 
 def _shared(planned: Planned, cell: Cell) -> bool:
@@ -31,20 +39,23 @@ def known(root: Path, cell: Cell) -> bool:
     return find([root], _spec(cell), versions) is not None
 
 
-def prove(root: Path, cell: Cell, data_root: str | None) -> str | None:
+def prove(study: StudyFolder, cell: Cell, data_root: str | None) -> str | None:
     """None where it computes the same as one process, else what does not agree."""
-    folder = Path(tempfile.mkdtemp(prefix=".verify-", dir=root))
+    folder = study.path / FOLDER
+    shutil.rmtree(folder, ignore_errors=True)  # of one that was killed
     try:
         verdict = verify(cell.recipe, cell.placement, folder, data_root, short=True)
-    except RunFailed as error:
+    except (RunFailed, InputError) as error:
         return str(error)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    if not verdict.proven_specs:
+        return "; ".join(verdict.lines[1:]) or "nothing of it could be compared"
     failed = [check for check in verdict.checks if not check.passed]
     if failed:
         first = failed[0]
         return f"{first.what} ({first.against}) differs by {first.difference:.1e}, allowed are {first.allowed:.1e}"
-    record(root, [*verdict.proven_specs, _spec(cell)], len(verdict.checks), verdict.steps)
+    record(study.runs, [*verdict.proven_specs, _spec(cell)], len(verdict.checks), verdict.steps)
     return None
 
 

@@ -15,10 +15,14 @@ from lockstep.study.plan import Planned
 
 
 def undecided(folder: StudyFolder, planned: Planned, seeds: int) -> set[str]:
-    """The first cells of the recipes that are in a comparison of something learned which is not settled after so many seeds."""
+    """The first cells of the recipes that are in a comparison of something learned which is not settled after N seeds."""
     groups = {group.name: _first(group, seeds) for group in gather.of_study(folder, planned)}
     learned = [metric for metric in planned.study.metrics if not METRICS[metric].by_ratio]
-    asked = [(metric, name, planned.baseline) for metric in learned for name in groups if name != planned.baseline]
+    trained = [name for name, group in groups.items() if group.done]
+    if not trained:
+        return set()
+    base = planned.baseline if planned.baseline in trained else trained[0]
+    asked = [(metric, name, base) for metric in learned for name in groups if name != base]
     for claim in (claim for published in planned.study.published for claim in published.claims):
         if not METRICS[claim.metric].by_ratio:
             asked.append((claim.metric, claim.more, claim.less))

@@ -1,44 +1,52 @@
 """The times of a study: its cells race in turns (lockstep/turns/), and what a whole training takes follows from its steps and evaluations.
 
-race.json        what raced, for how long, and every ratio that was asked for, as of the look that settled it
+race.json        what raced, where, for how long, and every ratio that was asked for, as of the look that settled it
 windows.jsonl    all that was measured
-looks.jsonl      of each start of a cell: the time of one evaluation, and its memory
+starts.jsonl     of each start of a cell: the time of one evaluation, and its memory
 """
 
 from __future__ import annotations
 
 import shutil
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import msgspec
 
 from lockstep.errors import InputError
+from lockstep.machine.cores import cores
+from lockstep.machine.cpu import cpu_model
+from lockstep.measure.environment import version_of
 from lockstep.metrics import METRICS
 from lockstep.placement import Plan
-from lockstep.reading import exists, read_records
-from lockstep.run import Options, append_line, read_struct, write_atomic
+from lockstep.reading import Damaged, exists, read_records
+from lockstep.run import Options, append_line, read_struct, write_atomic, writing
 from lockstep.shapes import Count, Number
 from lockstep.statistics import MARGIN_RATIO
 from lockstep.study.folder import StudyFolder
 from lockstep.study.plan import Cell, Planned, timed_content
-from lockstep.turns import Budget, Contender, Race, Ranks, estimate
+from lockstep.turns import Before, Budget, Contender, Race, Ranks, estimate
 from lockstep.turns.estimate import Pair, Ratio, Window, middle_mean
+from lockstep.turns.ranks import memory_problem
 
-STATE, WINDOWS, LOOKS, STARTS = "race.json", "windows.jsonl", "looks.jsonl", "starts"
+STATE, WINDOWS, STARTED, STARTS = "race.json", "windows.jsonl", "starts.jsonl", "starts"
 # A start of all cells takes a second or two a rank, and four to eight of them settle most comparisons.
-SECONDS_PER_RANK, LEAST_SECONDS = 12.0, 60.0
+SECONDS_PER_RANK, LEAST_SECONDS = 15.0, 60.0
+# An evaluation that takes longer than this is made in the first starts alone.
+LONG_EVALUATION_S, LONG_EVALUATIONS = 1.0, 2
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class Started(msgspec.Struct, frozen=True, kw_only=True):
     """One start of one cell, beside its windows."""
 
     cell: str
     start: int
     evaluation: Number | None = None
     memory: Number | None = None
+    memory_of_a_rank: Number | None = None
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +56,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """A hash of what raced."""
     own: str = ""
     """A hash of the user's own files in it."""
+    machine: dict[str, str] = {}
+    baseline: str = ""
+    """Whom the others were compared with: the study's baseline, unless it failed."""
     over: bool = False
     seconds: Number = 0.0
     budget: Number = 0.0
@@ -76,9 +87,10 @@ def racing(planned: Planned) -> list[Cell]:
     return sorted(able, key=lambda cell: cell.name != planned.baseline) if len(able) > 1 else []
 
 
-def pairs(planned: Planned) -> list[Pair]:
-    """Every cell with the baseline, and the cells of every claim about time."""
+def pairs(planned: Planned, failed: Container[str] = ()) -> list[Pair]:
+    """Every cell with the baseline (or the first that did not fail), and the cells of every claim about time."""
     names = [cell.name for cell in racing(planned)]
+    names.sort(key=lambda name: name in failed)
     found = [(name, names[0]) for name in names[1:]]
     for claim in (claim for published in planned.study.published for claim in published.claims):
         pair = claim.more, claim.less
@@ -93,70 +105,89 @@ def run(
     planned: Planned,
     options: Options,
     changed: Listener = lambda race: None,
+    says: Callable[[str], None] = lambda text: None,
     again: bool = False,
 ) -> None:
     """Race until every pair is settled or the time is spent. A race that was stopped goes on; with `again`, also one in which a cell failed."""
-    cells, before = racing(planned), _state(folder, planned)
-    if not cells or (before and _is_over(before, budget_of(planned), again)):
+    cells = racing(planned)
+    if not cells:
         return
-    if before is None:
-        for name in (WINDOWS, LOOKS):
-            (folder.path / name).unlink(missing_ok=True)
-    names, own = timed_content(planned)
-    state = State(cells=names, own=own, budget=budget_of(planned))
+    with writing(folder.path):
+        before = _before(folder, planned, says)
+        again = again and bool(before.failures)
+        if again:
+            before = msgspec.structs.replace(before, failures={}, seconds=0.0)
+        asked = pairs(planned, before.failures)
+        settled = {(one.contender, one.baseline) for one in before.ratios if one.verdict != "not settled"}
+        left = [pair for pair in asked if pair not in settled and not before.failures.keys() & {*pair}]
+        if not left or (before.over and before.budget >= budget_of(planned) and not again):
+            return
+        if problem := memory_problem(cell.placement for cell in cells):
+            raise InputError(f"study '{planned.study.name}': {problem}")
+        shutil.rmtree(folder.path / STARTS, ignore_errors=True)  # of a race that was killed
+        try:
+            failures = _race(folder, planned, options, changed, before, asked)
+            if asked[0][1] in failures and len(cells) - len(failures) > 1:
+                # Without the baseline nobody has been compared with anybody: the others race against the first of them.
+                now = _before(folder, planned, says)
+                _race(folder, planned, options, changed, now, pairs(planned, failures))
+        finally:
+            shutil.rmtree(folder.path / STARTS, ignore_errors=True)
+
+
+def _race(
+    folder: StudyFolder, planned: Planned, options: Options, changed: Listener, before: State, asked: Sequence[Pair]
+) -> dict[str, str]:
+    """One race, kept as it goes. Returns who failed, and why."""
     contenders = [
         Ranks(cell.name, cell.recipe, cell.placement, folder.path / STARTS / str(number), options)
-        for number, cell in enumerate(cells)
+        for number, cell in enumerate(racing(planned))
     ]
+    long_evaluations: Counter[str] = Counter()
 
     def started(contender: Contender, start: int) -> None:
         assert isinstance(contender, Ranks)
-        seen = contender.look()
-        look = Look(cell=contender.name, start=start, evaluation=seen.evaluation, memory=seen.memory)
-        append_line(folder.path / LOOKS, msgspec.to_builtins(look))
+        if long_evaluations[contender.name] >= LONG_EVALUATIONS:
+            return
+        look = contender.look()
+        long_evaluations[contender.name] += (look.evaluation or 0.0) > LONG_EVALUATION_S
+        record = Started(cell=contender.name, start=start, **look._asdict())
+        append_line(folder.path / STARTED, msgspec.to_builtins(record))
+
+    kept = before.starts
+
+    def keep_state(race: Race, over: bool = False) -> None:
+        nonlocal kept
+        if over or race.starts > kept:
+            kept = race.starts
+            state = msgspec.structs.replace(
+                before,
+                over=over,
+                budget=race.budget.seconds,
+                baseline=asked[0][1],
+                seconds=race.elapsed,
+                starts=race.starts,
+                disturbed=race.disturbed,
+                failures=race.failures,
+                ratios=race.ratios(),
+                cpu_ratios=race.ratios("cpu"),
+            )
+            write_atomic(folder.path / STATE, msgspec.to_builtins(state))
+        changed(race)
 
     race = Race(
         contenders,
-        Budget(seconds=state.budget, margin=MARGIN_RATIO),
+        Budget(seconds=budget_of(planned), margin=MARGIN_RATIO),
         lambda windows: _keep(folder, windows),
-        changed,
-        pairs=pairs(planned),
+        keep_state,
+        pairs=asked,
         started=started,
-        windows=_windows(folder) if before else (),
-        spent=before.seconds if before else 0.0,
+        before=Before(windows=_windows(folder), ratios=before.ratios, failures=before.failures, seconds=before.seconds),
+        lenient=True,
     )
-    shutil.rmtree(folder.path / STARTS, ignore_errors=True)  # of a race that was killed
-    try:
-        race.run()
-        write_atomic(folder.path / STATE, msgspec.to_builtins(_of(race, state, over=True)))
-    except InputError as error:
-        raise InputError(
-            str(error).replace("race: the budget", f"race_minutes={state.budget / 60:g}: that", 1)
-        ) from None
-    except BaseException:
-        write_atomic(folder.path / STATE, msgspec.to_builtins(_of(race, state, over=False)))
-        raise
-    finally:
-        shutil.rmtree(folder.path / STARTS, ignore_errors=True)
-
-
-def _is_over(before: State, budget: float, again: bool) -> bool:
-    if not before.over or (again and before.failures):
-        return False
-    return before.budget >= budget or all(ratio.verdict != "not settled" for ratio in before.ratios)
-
-
-def _of(race: Race, state: State, over: bool) -> State:
-    return msgspec.structs.replace(
-        state,
-        over=over,
-        seconds=race.elapsed,
-        starts=race.starts,
-        disturbed=race.disturbed,
-        failures=race.failures,
-        ratios=race.ratios(),
-        cpu_ratios=race.ratios("cpu"),
-    )
+    race.run()
+    keep_state(race, over=True)
+    return race.failures
 
 
 def _keep(folder: StudyFolder, windows: Sequence[Window]) -> None:
@@ -168,15 +199,33 @@ def _windows(folder: StudyFolder) -> list[Window]:
     return [msgspec.convert(line, Window) for line in read_records(folder.path / WINDOWS, Window)]
 
 
-def _state(folder: StudyFolder, planned: Planned) -> State | None:
-    """None where nothing has raced yet, or something else has. A race that was killed has windows and no state of its own."""
+def _before(folder: StudyFolder, planned: Planned, says: Callable[[str], None]) -> State:
+    """What this race has come to. Where another one has left its records (other cells, another machine, damage), it begins anew."""
     cells, own = timed_content(planned)
-    if exists(folder.path / STATE):
-        state = read_struct(folder.path / STATE, State, "the study's race")
-        if (state.cells, state.own) == (cells, own):
-            return state
-    write_atomic(folder.path / STATE, msgspec.to_builtins(State(cells=cells, own=own)))
-    return None
+    here = State(cells=cells, own=own, machine=machine_here())
+    try:
+        there = read_struct(folder.path / STATE, State, "the race of study") if exists(folder.path / STATE) else None
+        _windows(folder)
+        if there and (there.cells, there.own, there.machine) == (here.cells, here.own, here.machine):
+            return there
+        if there:
+            says("the cells, the machine or its software have changed since they raced: they race again")
+    except Damaged as error:
+        says(f"{error}: the cells race again")
+    for name in (STATE, WINDOWS, STARTED):
+        (folder.path / name).unlink(missing_ok=True)
+    write_atomic(folder.path / STATE, msgspec.to_builtins(here))
+    return here
+
+
+def machine_here() -> dict[str, str]:
+    """What times depend on."""
+    return {
+        "cpu": cpu_model(),
+        "cores": str(cores()),
+        "torch": version_of("torch") or "unknown",
+        "lockstep": version_of("lockstep") or "unknown",
+    }
 
 
 # ---------------------------------------------------------------- what it says
@@ -188,26 +237,23 @@ class Raced:
 
     state: State
     windows: list[Window]
-    looks: list[Look]
-    asked: dict[tuple[str, str, str], Ratio] = field(default_factory=dict)
+    started: list[Started]
 
     def of(self, cell: Cell) -> CellTime | None:
         windows = [window for window in self.windows if window.contender == cell.name]
-        if not windows or cell.plan is None or cell.name in self.state.failures:
+        if not windows or cell.plan is None:
             return None
-        return CellTime(self, cell, cell.plan, windows, [look for look in self.looks if look.cell == cell.name])
+        return CellTime(self, cell, cell.plan, windows, [start for start in self.started if start.cell == cell.name])
 
     def ratio(self, contender: str, baseline: str, clock: estimate.Clock = "wall") -> Ratio:
-        """As the race settled it; what it was not asked for is worked out from its windows, at the same level."""
+        """As the race settled it. What it was not asked for, or has not looked at yet, is not settled, whatever its windows say."""
         for one in self.state.ratios if clock == "wall" else self.state.cpu_ratios:
             if (one.contender, one.baseline) == (contender, baseline):
                 return one
             if (one.contender, one.baseline) == (baseline, contender):
                 return inverse(one)
-        key = contender, baseline, clock
-        if key not in self.asked:
-            (self.asked[key],) = estimate.ratios(self.windows, [(contender, baseline)], MARGIN_RATIO, clock)
-        return self.asked[key]
+        (now,) = estimate.ratios(self.windows, [(contender, baseline)], MARGIN_RATIO, clock)
+        return msgspec.structs.replace(now, verdict="not settled")
 
 
 def inverse(ratio: Ratio) -> Ratio:
@@ -231,7 +277,7 @@ class CellTime:
     cell: Cell
     plan: Plan
     windows: list[Window]
-    looks: list[Look]
+    started: list[Started]
     images: float | None = None
     """In a whole training, where trainings have shown that it is not what was planned (early stopping)."""
 
@@ -257,7 +303,7 @@ class CellTime:
     @cached_property
     def evaluation(self) -> float | None:
         """Seconds of one."""
-        known = [look.evaluation for look in self.looks if look.evaluation is not None]
+        known = [start.evaluation for start in self.started if start.evaluation is not None]
         return statistics.median(known) if known else None
 
     def _costs(self, clock: estimate.Clock) -> dict[int, float]:
@@ -293,7 +339,11 @@ def _scaled(values: Mapping[int, float], factor: float) -> dict[int, float]:
 
 
 def _memory(time: CellTime) -> dict[int, float]:
-    return {look.start: look.memory for look in time.looks if look.memory is not None}
+    return {start.start: start.memory for start in time.started if start.memory is not None}
+
+
+def _memory_of_a_rank(time: CellTime) -> dict[int, float]:
+    return {start.start: start.memory_of_a_rank for start in time.started if start.memory_of_a_rank is not None}
 
 
 VALUES: dict[str, Callable[[CellTime], dict[int, float]]] = {
@@ -302,7 +352,7 @@ VALUES: dict[str, Callable[[CellTime], dict[int, float]]] = {
     "cpu_seconds": lambda time: _scaled(time.cpu, time.whole_images),
     "core_seconds": lambda time: _scaled(time.wall, time.cell.cores * time.whole_images),
     "memory": _memory,
-    "memory_of_a_rank": lambda time: _scaled(_memory(time), 1 / time.cell.placement.ranks),
+    "memory_of_a_rank": _memory_of_a_rank,
 }
 
 
@@ -310,8 +360,8 @@ def read(folder: StudyFolder, planned: Planned) -> Raced | None:
     """What has raced so far; None where nothing has, or something else."""
     if not exists(folder.path / STATE):
         return None
-    state = read_struct(folder.path / STATE, State, "the study's race")
+    state = read_struct(folder.path / STATE, State, "the race of study")
     if state.cells != timed_content(planned)[0]:
         return None
-    looks: Iterable[dict[str, object]] = read_records(folder.path / LOOKS, Look)
-    return Raced(state, _windows(folder), [msgspec.convert(line, Look) for line in looks])
+    started = [msgspec.convert(line, Started) for line in read_records(folder.path / STARTED, Started)]
+    return Raced(state, _windows(folder), started)

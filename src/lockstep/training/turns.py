@@ -1,23 +1,25 @@
 """The worker's side of turns (lockstep/turns/): a rank that takes steps when it is asked to, and is parked in between.
 
-Orders and answers go through two named pipes in the rank's folder, a JSON document a line. A rank that waits for an order waits in a
-read: it uses no processor, whatever its backend does while ranks wait for each other.
+Orders and answers are lines of JSON, through two named pipes in the rank's folder, or over TCP where the race has a desk (turns/lines.py). A
+rank that waits for an order waits in a read: it uses no processor, whatever its backend does while ranks wait for each other.
 """
 
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable
 from time import perf_counter, process_time
-from typing import Any
+from typing import IO, Any, cast
 
 from lockstep.measure.memory import MemoryMeter
 from lockstep.measure.recorder import Recorder
-from lockstep.run import ANSWERS, ORDERS
+from lockstep.run import ANSWERS, DESK, ORDERS, read_json
 from lockstep.training.context import Context
 
 # An evaluation that takes longer than this is made once: what the first one builds does not count there.
 LONG_EVALUATION_S = 1.0
+CALL_S = 10.0
 
 
 class Parted(BaseException):
@@ -32,8 +34,12 @@ class Turns:
         folder = context.run.rank_folder(context.rank.rank)
         self._recorder, self._evaluate = recorder, evaluate
         self._memory = MemoryMeter(context.device)
-        self._orders = (folder / ORDERS).open("rb")
-        self._answers = (folder / ANSWERS).open("wb", buffering=0)
+        desk = read_json(context.run.folder / DESK)
+        if desk:
+            self._orders, self._answers = _call(desk, context.rank.rank)
+        else:
+            self._orders = (folder / ORDERS).open("rb")
+            self._answers = (folder / ANSWERS).open("wb", buffering=0)
         self._lead = self._steps = self._samples = 0
         self._spent = [0.0, 0.0]
         self._since: list[float] | None = None
@@ -101,6 +107,22 @@ class Turns:
 
     def _answer(self, document: dict[str, Any]) -> None:
         self._answers.write(json.dumps(document).encode() + b"\n")
+
+
+def _call(desk: dict[str, Any], rank: int) -> tuple[IO[bytes], IO[bytes]]:
+    """The race's desk, by the first of its addresses that answers."""
+    problem: OSError | None = None
+    for host in desk["hosts"]:
+        try:
+            line = socket.create_connection((host, desk["port"]), timeout=CALL_S)
+        except OSError as error:
+            problem = error
+            continue
+        line.settimeout(None)
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        line.sendall(json.dumps({"rank": rank, "password": desk["password"]}).encode() + b"\n")
+        return line.makefile("rb"), cast("IO[bytes]", line.makefile("wb", buffering=0))
+    raise ConnectionError(f"the race at {', '.join(desk['hosts'])} cannot be reached from here: {problem}")
 
 
 def _clocks() -> list[float]:

@@ -39,4 +39,4 @@ class Contender(Protocol):
         """`lead` steps that are not timed, then a window of `steps`. Raises ContenderFailed."""
 
     def end(self) -> None:
-        """Leave nothing behind, whatever state it is in."""
+        """Leave nothing behind, whatever state it is in; also where it has been ended before."""

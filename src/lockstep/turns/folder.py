@@ -18,6 +18,7 @@ from lockstep.placement import Placement
 from lockstep.reading import is_file, read_records
 from lockstep.recipe import Recipe
 from lockstep.run import append_line, check_name, folder_error, read_struct, runs_root, write_atomic
+from lockstep.shapes import Number
 from lockstep.turns.estimate import Ratio, Window
 from lockstep.turns.race import Budget, Race
 
@@ -34,6 +35,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     script: str | None = None
     """A training loop of the user's own, instead of the recipe's."""
     script_args: list[str] = []
+    command: list[str] = []
+    """A foreign program instead."""
+    images: Number = 0.0
+    """What it trains from one line that it prints to the next; 0: not known."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -21,7 +21,8 @@ from lockstep.turns.estimate import Pair, Ratio, Window
 # Short ones are best: the noise of a ratio hardly depends on their length, and many fit into the same time (docs/race.md).
 SHORTEST_S, FEWEST_STEPS, LONGEST_S = 0.03, 10, 1.0
 LEAD_SHARE, LEAST_LEAD = 0.1, 2
-WARM_STEPS = 10
+WARM_STEPS, WARM_S = 10, 2.0
+AS_MANY_STARTS = 10
 FIRST_ROUNDS, LEAST_ROUNDS, MOST_ROUNDS = 24, 4, 200
 FEWEST_STARTS = 4
 # What of the machine's time others may take in a window before its round is taken again: other work here, and by the hypervisor.
@@ -46,6 +47,15 @@ class Length(msgspec.Struct, frozen=True):
     steps: int
 
 
+class Before(msgspec.Struct, frozen=True, kw_only=True):
+    """What a race that was stopped had come to."""
+
+    windows: Sequence[Window] = ()
+    ratios: Sequence[Ratio] = ()
+    failures: Mapping[str, str] = {}
+    seconds: float = 0.0
+
+
 Listener = Callable[["Race"], None]
 
 
@@ -53,7 +63,8 @@ class Race:
     """Contenders, and the pairs of them that are compared: each with the first one, unless `pairs` says otherwise.
 
     `windows` is all that was measured. `keep` is given the windows of each round, `started` each contender of a start before its first
-    round, and `changed` is called after each round. A race that was stopped goes on from the windows that it is given.
+    round, and `changed` is called after each round. A race that was stopped goes on from what `before` says that it had come to. One that is
+    `lenient` takes wrong input of a contender for its failure, and takes more time where the first start alone would spend it all.
     """
 
     def __init__(
@@ -66,29 +77,29 @@ class Race:
         fewest_steps: int = FEWEST_STEPS,
         pairs: Iterable[Pair] | None = None,
         started: Callable[[Contender, int], None] = lambda contender, start: None,
-        windows: Iterable[Window] = (),
-        spent: float = 0.0,
+        before: Before | None = None,
+        lenient: bool = False,
     ) -> None:
         if len(contenders) < 2:
             raise InputError("race: name two or more contenders")
         self.contenders, self.budget = list(contenders), budget
         names = [contender.name for contender in contenders]
         self.pairs = list(pairs) if pairs is not None else [(name, names[0]) for name in names[1:]]
-        self.windows: list[Window] = list(windows)
-        self.failures: dict[str, str] = {}
-        self.settled: dict[Pair, Ratio] = {}
+        before = before or Before()
+        self.windows: list[Window] = list(before.windows)
+        self.failures: dict[str, str] = dict(before.failures)
+        self.settled: dict[Pair, Ratio] = {
+            (ratio.contender, ratio.baseline): ratio for ratio in before.ratios if ratio.verdict != "not settled"
+        }
         """As of the look that settled it."""
-        self.starts = 0
-        for window in self.windows:
-            self.starts = max(self.starts, window.start)
+        self.starts = max((window.start for window in self.windows), default=0)
+        self._lenient = lenient
         self.disturbed = len({(window.start, window.round) for window in self.windows if window.disturbed})
         """Rounds that were taken again."""
         self._keep, self._changed, self._started = keep, changed, started
         self._random, self._fewest_steps = random.Random(seed), fewest_steps
         self._lengths: dict[str, Length] = {}
-        self._began = time.monotonic() - spent
-        for count in [look for look in estimate.LOOKS if look <= self.starts]:
-            self._look([window for window in self.windows if window.start <= count])
+        self._began = time.monotonic() - before.seconds
         self._rounds = FIRST_ROUNDS
         self._start_s: list[float] = []
         self._round_s: list[float] = []
@@ -105,11 +116,7 @@ class Race:
             try:
                 self._start(racing)
                 self._start_s.append(time.monotonic() - begun)
-                if not self.windows and self.elapsed > self.budget.seconds:
-                    raise InputError(
-                        f"race: the budget of {self.budget.seconds:g} s was spent before the first round, since starting took {self.elapsed:.0f} s: "
-                        f"give it at least {10 * self.elapsed:.0f}s"
-                    )
+                self._check_budget()
                 self._go_round()
             finally:
                 for contender in racing:
@@ -121,9 +128,20 @@ class Race:
             self._changed(self)
         return self.ratios()
 
+    def _check_budget(self) -> None:
+        if self.windows or self.elapsed <= self.budget.seconds:
+            return
+        needed = AS_MANY_STARTS * self.elapsed
+        if not self._lenient:
+            raise InputError(
+                f"race: the budget of {self.budget.seconds:g} s was spent before the first round, since starting took {self.elapsed:.0f} s: "
+                f"give it at least {needed:.0f}s"
+            )
+        self.budget = msgspec.structs.replace(self.budget, seconds=needed)
+
     def ratios(self, clock: estimate.Clock = "wall") -> list[Ratio]:
-        """Every pair of which nobody failed: as it was when it was settled, else as it is now."""
-        pairs = [pair for pair in self.pairs if not self.failures.keys() & set(pair)]
+        """Every pair that is settled, or of which nobody failed: as it was when it was settled, else as it is now."""
+        pairs = [pair for pair in self.pairs if pair in self.settled or not self.failures.keys() & set(pair)]
         now = estimate.ratios(self.windows, pairs, self.budget.margin, clock)
         if clock != "wall":
             return now
@@ -166,9 +184,12 @@ class Race:
 
     def _calibrate(self, contender: Contender) -> None:
         """Warm up, and see how many steps make a window: by its earlier windows, where there are any."""
-        taken = contender.take(WARM_STEPS, WARM_STEPS)
+        step = contender.take(1, 1).wall
+        warm = min(WARM_STEPS, round(WARM_S / step))
+        if warm > 1:
+            step = contender.take(warm, warm).wall / warm
         seen = [window.wall / window.steps for window in self.windows if window.contender == contender.name]
-        step = statistics.median(seen or [taken.wall / WARM_STEPS])
+        step = statistics.median(seen or [step])
         steps = max(self._fewest_steps, round(SHORTEST_S / step))
         if steps * step > LONGEST_S:
             steps = max(1, round(LONGEST_S / step))
@@ -227,11 +248,14 @@ class Race:
 
     @contextmanager
     def _losing(self, contender: Contender) -> Iterator[None]:
-        """A contender that fails is out, and the others go on."""
+        """A contender that fails is out, and the others go on, undisturbed by what is left of it."""
         try:
             yield
-        except ContenderFailed as error:
+        except (ContenderFailed, InputError) as error:
+            if isinstance(error, InputError) and not self._lenient:
+                raise
             self.failures[contender.name] = str(error)
+            contender.end()
 
     def _look(self, windows: Sequence[Window]) -> None:
         """Whether anything is settled. Only after certain starts: each look may err."""

@@ -1,4 +1,4 @@
-"""A contender that is a placement: all its ranks, started by its launcher as a run would be, and asked by named pipes (training/turns.py)."""
+"""A contender that is a placement: all its ranks, started by its launcher as a run would be, and asked for windows (training/turns.py)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import select
 import shutil
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,18 +17,33 @@ import msgspec
 
 from lockstep.errors import InputError, LockstepError
 from lockstep.launch import execute, prepare
+from lockstep.measure.memory import available_bytes
 from lockstep.placement import Placement
 from lockstep.recipe import Recipe
-from lockstep.run import ANSWERS, ORDERS, Options, Run, Spec
+from lockstep.run import Options, Run, Spec
 from lockstep.turns.contender import ContenderFailed, Taken
+from lockstep.turns.lines import LOOK_S, Desk, Lines, Pipes
 
-# How long the ranks of a placement may take to start, and a window beyond what its steps should take.
-START_S = 60.0
-WINDOW_S = 60.0
+# How long the ranks of a placement may take to start (many may start side by side), and a window beyond what slow steps take.
+START_S = 180.0
+WINDOW_S, SLOWEST_STEP_S = 60.0, 10.0
 EVALUATION_S = 600.0
-LOOK_S = 0.5
+# Of one rank: Python, torch, a small net and its data.
+RANK_BYTES = 300 << 20
 # Ranks that were told to leave are gone in a moment; after this they are ended.
 LEAVE_S = 10.0
+
+
+def memory_problem(placements: Iterable[Placement]) -> str | None:
+    """Why they cannot all be alive at the same time, as the contenders of a race are."""
+    ranks = [placement.ranks for placement in placements]
+    available = available_bytes()
+    if not available or sum(ranks) * RANK_BYTES <= available:
+        return None
+    return (
+        f"{len(ranks)} contenders with {sum(ranks)} ranks, all alive at the same time, need about {sum(ranks) * RANK_BYTES / 2**30:.1f} GiB of "
+        f"memory, and {available / 2**30:.1f} GiB are free: name fewer"
+    )
 
 
 class Look(NamedTuple):
@@ -37,6 +53,8 @@ class Look(NamedTuple):
     """Seconds of one evaluation, of the slowest rank."""
     memory: float | None
     """Bytes by which all ranks together have grown."""
+    memory_of_a_rank: float | None
+    """Of the rank that has grown most."""
 
 
 class Ranks:
@@ -52,18 +70,15 @@ class Ranks:
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._problem: BaseException | None = None
-        self._orders: list[int] = []
-        self._answers: list[int] = []
+        self._lines: Lines | None = None
         self._pending: list[bytes] = []
 
     def start(self, number: int) -> None:
         run, spec = prepare(self._recipe, self._placement, self._options, self._folder, f"{number:03d}")
         self._run, self._problem = run, None
-        for rank in range(spec.plan.ranks):
-            for name, ends in ((ORDERS, self._orders), (ANSWERS, self._answers)):
-                os.mkfifo(run.rank_folder(rank) / name, 0o600)
-                # Opened both ways, so that opening waits for nobody; only our own end counts for the rank's reader.
-                ends.append(os.open(run.rank_folder(rank) / name, os.O_RDWR | os.O_NONBLOCK))
+        ranks, placement = spec.plan.ranks, spec.placement
+        slurm = placement.launcher == "slurm"
+        self._lines = Desk(run, ranks, placement.hosts > 1) if slurm else Pipes(run, ranks)
         self._pending = [b""] * spec.plan.ranks
         self._stop.clear()
         self._thread = threading.Thread(target=self._watch, args=(run, spec), name="race", daemon=True)
@@ -76,13 +91,14 @@ class Ranks:
             self._problem = error
 
     def ready(self) -> None:
+        assert self._lines is not None
+        until = time.monotonic() + START_S
+        self._lines.join(lambda: self._check(until, START_S))
         self._collect(START_S)
 
     def take(self, lead: int, steps: int) -> Taken:
-        order = json.dumps({"lead": lead, "steps": steps}).encode() + b"\n"
-        for end in self._orders:
-            os.write(end, order)
-        found = self._collect(WINDOW_S)
+        self._order({"lead": lead, "steps": steps})
+        found = self._collect(WINDOW_S + SLOWEST_STEP_S * (lead + steps))
         phases = [answer["phases"] for answer in found]
         return Taken(
             samples=found[0]["samples"],
@@ -94,21 +110,38 @@ class Ranks:
 
     def look(self) -> Look:
         """Test the model once, and see how much memory all ranks together have needed since they were ready."""
-        for end in self._orders:
-            os.write(end, b'{"look": true}\n')
+        self._order({"look": True})
         found = self._collect(EVALUATION_S)
         seconds, growths = [answer["evaluation"] for answer in found], [answer["memory"] for answer in found]
-        return Look(None if None in seconds else max(seconds), None if None in growths else float(sum(growths)))
+        known = None not in growths
+        return Look(
+            None if None in seconds else max(seconds),
+            float(sum(growths)) if known else None,
+            float(max(growths)) if known else None,
+        )
+
+    def _order(self, document: dict[str, Any]) -> None:
+        assert self._lines is not None
+        for end in self._lines.orders:
+            with suppress(OSError):  # a rank that is gone is missed where its answer is
+                os.write(end, json.dumps(document).encode() + b"\n")
 
     def _collect(self, limit_s: float) -> list[dict[str, Any]]:
         """One answer of every rank."""
-        answers: dict[int, dict[str, Any]] = {}
+        assert self._lines is not None
+        ends, answers, hung_up = self._lines.answers, dict[int, dict[str, Any]](), set[int]()
         until = time.monotonic() + limit_s
-        while len(answers) < len(self._answers):
-            readable, _, _ = select.select(self._answers, [], [], LOOK_S)
+        while len(answers) < len(ends):
+            readable, _, _ = select.select([end for end in ends if end not in hung_up], [], [], LOOK_S)
             for end in readable:
-                rank = self._answers.index(end)
-                self._pending[rank] += os.read(end, 1 << 16)
+                rank = ends.index(end)
+                try:
+                    data = os.read(end, 1 << 16)
+                except ConnectionError:
+                    data = b""
+                if not data:
+                    hung_up.add(end)
+                self._pending[rank] += data
                 line, newline, rest = self._pending[rank].partition(b"\n")
                 if newline:
                     answers[rank], self._pending[rank] = json.loads(line), rest
@@ -130,16 +163,15 @@ class Ranks:
 
     def end(self) -> None:
         """An order without steps lets the ranks part."""
-        for end in self._orders:
-            with suppress(OSError):
-                os.write(end, b"{}\n")
+        if self._lines is not None:
+            self._order({})
         if self._thread is not None:
             self._thread.join(LEAVE_S)
             self._stop.set()
             self._thread.join()
-        for end in (*self._orders, *self._answers):
-            os.close(end)
-        self._orders, self._answers, self._thread = [], [], None
+        if self._lines is not None:
+            self._lines.close()
+        self._lines = self._thread = None
         if self._run is not None and self._problem is None:
             shutil.rmtree(self._run.folder, ignore_errors=True)
         self._run = None

@@ -11,6 +11,7 @@ import platform
 import re
 import shutil
 import sys
+import threading
 import time
 import zlib
 from contextlib import suppress
@@ -48,7 +49,8 @@ def starts(spec: Spec, folder: Path, host_index: int) -> list[Start]:
     path = str(folder / script.NAME)
     if allocation() is None:
         return [Start(["sbatch", path], what="sbatch")]
-    shift = str(zlib.crc32(spec.id.encode()) % script.PORTS)
+    # By the folder: starts of two contenders of a race have the same name.
+    shift = str(zlib.crc32(str(folder).encode()) % script.PORTS)
     argv = [sys.executable, "-m", "lockstep.launch.slurm.step", path]
     return [Start(argv, {script.PORT_SHIFT: shift}, what="srun")]
 
@@ -58,7 +60,7 @@ def allocation() -> str | None:
     return os.environ.get("SLURM_JOB_ID")
 
 
-def follow(run: Run, spec: Spec, progress: Progress | None) -> None:
+def follow(run: Run, spec: Spec, progress: Progress | None, stop: threading.Event | None = None) -> None:
     """Run it on the cluster. Returns when it is done; raises what ended it otherwise."""
     try:
         _check_commands("srun" if allocation() else "sbatch")
@@ -69,7 +71,7 @@ def follow(run: Run, spec: Spec, progress: Progress | None) -> None:
         run.write_final_status("failed", cause=str(error))
         raise
     if allocation():
-        _follow_step(run, spec, progress)
+        _follow_step(run, spec, progress, stop)
     else:
         _follow_job(run, spec, progress)
 
@@ -92,10 +94,10 @@ def _check_allocation(hosts: int) -> None:
         )
 
 
-def _follow_step(run: Run, spec: Spec, progress: Progress | None) -> None:
+def _follow_step(run: Run, spec: Spec, progress: Progress | None, stop: threading.Event | None) -> None:
     """Inside an allocation srun is a process of ours, and is watched as every launcher's are."""
     try:
-        supervise(run, spec, starts(spec, run.folder, 0), 0, progress)
+        supervise(run, spec, starts(spec, run.folder, 0), 0, progress, stop)
     except RunFailed:
         status = run.recorded_status()
         if status["state"] != "failed" or "rank" in status or "signal" in status:

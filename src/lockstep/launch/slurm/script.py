@@ -128,6 +128,8 @@ def _srun(spec: Spec, folder: Path) -> str:
     output = Path(str(folder).replace("%", "%%")) / ("agent-%t.log" if by_torchrun else "ranks/%4t/launcher.log")
     ways = [f"--ntasks={tasks}", "--distribution=block", "--kill-on-bad-exit=1"]
     ways += [f"--mpi={placement.slurm.mpi}"] if placement.slurm.mpi else []
+    # Contenders of a race share the cores of their allocation, and take turns on them.
+    ways += ["--overlap"] if spec.options.turns else []
     lines = [shlex.join(words) for words in (["exec", "srun", *_shape(placement)], ways)]
     lines += [shlex.join([f"--output={output}", "--open-mode=append"])]
     if by_torchrun:

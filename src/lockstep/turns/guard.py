@@ -1,0 +1,85 @@
+"""Keeps a foreign program on a leash: `python guard.py PROGRAM ARGUMENT…` runs it, and leaves nothing of it behind.
+
+Processes that the program starts, and that outlive it, become children of the guard, so they are found wherever they went. When the race
+ends, or is killed, the guard ends them all; processes that are frozen end too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lockstep.process import die_with_parent
+
+PROC = Path("/proc")
+TICKS_S = os.sysconf("SC_CLK_TCK")
+_PR_SET_CHILD_SUBREAPER = 36
+NOT_STARTED = 127
+
+
+class Process(NamedTuple):
+    pid: int
+    parent: int
+    cpu: float
+    """Seconds, those of children that have ended included."""
+
+
+def descendants(root: int) -> list[Process]:
+    """The processes below `root`, as the system lists them now."""
+    found: dict[int, list[Process]] = {}
+    for entry in PROC.iterdir():
+        if not entry.name.isdigit():
+            continue
+        with suppress(OSError, ValueError, IndexError):  # it has ended meanwhile
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            used = sum(map(int, fields[11:15])) / TICKS_S
+            found.setdefault(int(fields[1]), []).append(Process(int(entry.name), int(fields[1]), used))
+    below, queue = [], [root]
+    while queue:
+        children = found.get(queue.pop(), [])
+        below += children
+        queue += [child.pid for child in children]
+    return below
+
+
+def send(root: int, sign: signal.Signals) -> None:
+    """To all below `root`; again, until nobody is new: a process may have started another meanwhile."""
+    seen: set[int] = set()
+    while new := [process.pid for process in descendants(root) if process.pid not in seen]:
+        for pid in new:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, sign)
+        seen.update(new)
+
+
+def main() -> None:
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def end(number: int, frame: Any) -> None:
+        send(os.getpid(), signal.SIGKILL)
+        os._exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, end)
+    die_with_parent(sign=signal.SIGTERM)
+    try:
+        program = subprocess.Popen(sys.argv[1:])
+    except OSError as error:
+        print(f"cannot start {sys.argv[1]}: {error.strerror}", file=sys.stderr)
+        sys.exit(NOT_STARTED)
+    code = program.wait()
+    send(os.getpid(), signal.SIGKILL)
+    time.sleep(0.01)  # what it printed last is read before the end is seen
+    sys.exit(code if code >= 0 else 128 - code)
+
+
+if __name__ == "__main__":
+    main()
