@@ -263,7 +263,7 @@ def _watcher(quiet: bool) -> Any:
 
         def begins(self, step: Step) -> ProgressLine:
             left = f", {clock(step.left_seconds)} left" if step.left_seconds else ""
-            self._line = ProgressLine(f"[{step.number}/{step.total}{left}] {step.item.cell}")
+            self._line = ProgressLine(f"[{step.number}/{step.total}{left}] {step.place}, seed {step.item.seed}")
             return self._line
 
         def raced(self, race: Race) -> None:
@@ -281,7 +281,7 @@ def _watcher(quiet: bool) -> Any:
                 self._line.clear()
             took = clock(record["ended"] - record["began"])
             how = f"failed: {record['cause']}" if record["state"] == "failed" else f"done in {took}"
-            note(f"[{step.number}/{step.total}] {step.item.cell}, seed {step.item.seed}: {how}")
+            note(f"[{step.number}/{step.total}] {step.place}, seed {step.item.seed}: {how}")
 
         def says(self, text: str) -> None:
             note(text)

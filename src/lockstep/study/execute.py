@@ -40,6 +40,8 @@ class Step:
     """The progress of the study, for display."""
 
     item: Item
+    place: str
+    """The cell in which it is trained."""
     number: int
     total: int
     left_seconds: float
@@ -104,7 +106,7 @@ class Session:
 
     def step(self, item: Item, left_seconds: float = 0.0) -> Step:
         done = sum(state != "to do" for state in self.states.values())
-        return Step(item, done + 1, done + len(self.needed()), left_seconds)
+        return Step(item, self.place(item), done + 1, done + len(self.needed()), left_seconds)
 
     def stopped(self) -> RunCancelled:
         return RunCancelled(f"stopped; run the same command again to go on with study '{self.folder.name}'")
