@@ -205,6 +205,15 @@ def test_a_race_ends_when_all_is_settled_and_starts_nobody_who_is() -> None:
     assert {window.steps for window in race.windows if window.contender == "first"} == {30}, "0.03 s"
 
 
+def test_when_the_time_is_spent_there_is_a_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five starts are no time for a look; the race has no more time, and the numbers are clear."""
+    monkeypatch.setattr(estimate, "LOOKS", (3, 64))
+    race = Race([MadeUp("a", 1e-3), Unsteady("b", 1.03e-3)], Budget(seconds=60))
+    monkeypatch.setattr(race, "_over", lambda: race.starts == 9)
+    assert [ratio.verdict for ratio in race.run()] == ["slower"]
+    assert race.settled["b", "a"].n == 9
+
+
 def test_windows_of_long_steps_are_short_in_steps() -> None:
     race = Race([MadeUp("a", 0.2), MadeUp("b", 0.3)], Budget(seconds=60))
     race.run()

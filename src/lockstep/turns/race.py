@@ -126,6 +126,9 @@ class Race:
                 self._look(self.windows)
             self._plan_rounds()
             self._changed(self)
+        if self.starts > estimate.LOOKS[0] and self.starts not in estimate.LOOKS:
+            # The time is spent: one last look, in the place of all that would have come.
+            self._look(self.windows)
         return self.ratios()
 
     def _check_budget(self) -> None:
