@@ -19,7 +19,7 @@ from lockstep.reading import read_records
 from lockstep.turns import estimate
 from lockstep.turns.estimate import Window
 
-FEWEST_STARTS, FEWEST_ROUNDS = 3, 8
+FEWEST_STARTS, FEWEST_ROUNDS = 3, 20
 DIGITS = 5
 
 

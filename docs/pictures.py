@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -47,6 +48,9 @@ FORMAT = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="htt
 </svg>
 """
 
+# With the frame around all of it.
+WHOLE = FORMAT.replace('width="{terminal_width}" height="{terminal_height}" rx', 'width="{width}" height="{height}" rx')
+
 STUDY = """
 about = "What a second core brings at the same recipe, and what the way of the exchange has to do with it."
 baseline = "1 rank"
@@ -80,12 +84,13 @@ def main(words: list[str]) -> None:
 
 def race() -> None:
     """A real one, as it ends at a terminal."""
-    words = ["ranks=1 threads=2", "ranks=2 backend=gloo", "ranks=2 backend=shm"]
+    words = ["ranks=1", "ranks=2 backend=gloo", "ranks=2 backend=shm"]
+    common = "threads=1 global_batch=128"
     with tempfile.TemporaryDirectory(prefix="lockstep-pictures-") as name:
-        said = call(Path(name), "race", *words, "--all", "global_batch=128", COLUMNS="100", FORCE_COLOR="1")
-    out = terminal("$ lockstep race 'ranks=1 threads=2' 'ranks=2 backend=gloo' 'ranks=2 backend=shm' --all global_batch=128")
-    out.print(Text.from_ansi(said.rstrip("\n")))
-    out.save_svg(str(HERE / "race.svg"), code_format=FORMAT, title="lockstep race")
+        said = call(Path(name), "race", *words, "--all", common, "--name", "two-cores", COLUMNS="100")
+    out = terminal(f"$ lockstep race {shlex.join(words)} --all {shlex.quote(common)}")
+    out.print(Text(said.rstrip("\n")))
+    out.save_svg(str(HERE / "race.svg"), code_format=WHOLE, title="lockstep race")
 
 
 def demo() -> None:
@@ -125,11 +130,8 @@ def show(browser: Any, text: str) -> None:
     """What `lockstep show` prints at a terminal."""
     out = terminal("$ lockstep show last")
     out.print(Text.from_ansi("\n".join(text.splitlines()[:-1]) + "\n"))  # the last line is a path
-    whole = FORMAT.replace(
-        'width="{terminal_width}" height="{terminal_height}" rx', 'width="{width}" height="{height}" rx'
-    )
     page = new_page(browser, "dark", 700)
-    page.set_content(f'<body style="margin:0">{out.export_svg(code_format=whole, title="lockstep show")}</body>')
+    page.set_content(f'<body style="margin:0">{out.export_svg(code_format=WHOLE, title="lockstep show")}</body>')
     keep(page, "terminal", "svg")
 
 

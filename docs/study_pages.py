@@ -90,8 +90,8 @@ def page(folder: StudyFolder, document: dict[str, Any]) -> str:
     lines += [f"- {text}" for text in document["fairness"]]
     if document["effects"]:
         lines += ["", "## What each factor does", "", *effects_table(document), ""]
-    for published in document["published"]:
-        lines += claims(published)
+    for published, stated in zip(document["published"], folder.read().study.published, strict=True):
+        lines += claims(published, [claim.metric for claim in stated.claims])
     lines += ["", f"    lockstep study unpack docs/studies/{folder.name}{ENDING}", f"    lockstep report {folder.name}"]
     return "\n".join(part for line in lines for part in wrapped(line)) + "\n"
 
@@ -111,8 +111,8 @@ def measured(document: dict[str, Any], groups: list[Group]) -> list[str]:
     if check:
         signed = statistics.median(one["off"] for one in check["runs"])
         found.append(
-            f"Check: {check['n']} whole trainings took {signed:+.1%} of what their steps and evaluations in turns come to "
-            f"(median; worst {check['worst']:.1%})."
+            f"Check: {check['n']} whole trainings took {abs(signed):.1%} {'more' if signed > 0 else 'less'} than their steps and "
+            f"evaluations in turns come to (median; the worst was off by {check['worst']:.1%})."
         )
     return found
 
@@ -148,15 +148,13 @@ def effects_table(document: dict[str, Any]) -> list[str]:
     return [f"| {' | '.join(row)} |" for row in rows]
 
 
-def claims(published: dict[str, Any]) -> list[str]:
+def claims(published: dict[str, Any], metrics: list[str]) -> list[str]:
     lines = ["", f"## Published, {published['source']}", ""]
     lines += [f"- `{cell}`: {text}" for cell, text in published["figures"].items()]
     lines += ["", "| claim | published | here | |", "|---|---:|---:|---|"]
-    for claim in published["claims"]:
-        theirs = "" if claim["published_ratio"] is None else f"{claim['published_ratio']:.2f}"
-        ours = "" if claim["ours"] is None else f"{claim['ours']:.3g}"
-        if claim["low"] is not None:
-            ours += f" ({claim['low']:.3g} to {claim['high']:.3g})"
+    for claim, metric in zip(published["claims"], metrics, strict=True):
+        theirs = "" if claim["published_ratio"] is None else f"{claim['published_ratio']:.2f}×"
+        ours = METRICS[metric].effect(claim["ours"], claim["low"], claim["high"])
         why = f": {claim['why']}" if claim["why"] and claim["verdict"] in ("differs", "not settled") else ""
         lines.append(f"| {claim['text']} | {theirs} | {ours} | **{claim['verdict']}**{why} |")
     return lines
