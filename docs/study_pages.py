@@ -22,7 +22,7 @@ from lockstep.study.folder import StudyFolder, list_studies
 from lockstep.study.gather import Group, of_study
 from lockstep.study.pack import ENDING, pack
 from lockstep.study.unpack import unpack
-from lockstep.units import clock
+from lockstep.units import clock, counted
 
 HERE = Path(__file__).parent / "studies"
 HEAD = """# The published experiments, with our figures
@@ -101,17 +101,18 @@ def measured(document: dict[str, Any], groups: list[Group]) -> list[str]:
     if race:
         spread = "" if stability["spread"] is None else f", starts of one cell differ by {stability['spread']:.1%}"
         found.append(
-            f"Time and memory: {race['starts']} starts of each cell, {race['rounds']} rounds, {clock(race['seconds'])}; "
-            f"{race['disturbed']} rounds were disturbed and taken again. The machine was {stability['verdict']}{spread}."
+            f"Time and memory: up to {counted(race['starts'], 'start')} of a cell, {counted(race['rounds'], 'round')}, "
+            f"{clock(race['seconds'])}; {race['disturbed']} of them disturbed, and taken again. The machine was {stability['verdict']}{spread}."
         )
     seeds = [len({each.seed for each in group.done}) for group in groups if group.done]
     if seeds:
         least, most = min(seeds), max(seeds)
-        found.append(f"Accuracy: {least if least == most else f'{least} to {most}'} seeds of each recipe.")
+        seeds_text = counted(most, "seed") if least == most else f"{least} to {most} seeds"
+        found.append(f"Accuracy: {seeds_text} of each recipe.")
     if check:
         signed = statistics.median(one["off"] for one in check["runs"])
         found.append(
-            f"Check: {check['n']} whole trainings took {abs(signed):.1%} {'more' if signed > 0 else 'less'} than their steps and "
+            f"Check: {counted(check['n'], 'whole training')} took {abs(signed):.1%} {'more' if signed > 0 else 'less'} than their steps and "
             f"evaluations in turns come to (median; the worst was off by {check['worst']:.1%})."
         )
     return found

@@ -33,7 +33,7 @@ strategies/ > backends/    kernels/    quantize/    models/ > data/    data/    
 statistics > metrics    metrics
 measure/ > machine/    machine/
 settings > placement    index > run/    ways > run/    run/ > placement    placement    recipes/
-recipe    shapes    toml > reading    reading    plugins > reading    process    files    keyed    seeding
+recipe    shapes    toml > reading    reading    plugins > files    process    files    keyed    seeding
 errors    text    units    torch_private
 """
 

@@ -129,3 +129,8 @@ def _wait(descriptor: int, path: Path, purpose: str, say: Callable[[str], None],
             say(f"waiting for another process that is {purpose}")
             said = True
         time.sleep(_POLL_SECONDS)
+
+
+def home_path(text: str | Path) -> Path:
+    """A path that a person wrote, absolute. `~` is the home folder; `~nobody` stays as it is, where Path.expanduser raises."""
+    return Path(os.path.expanduser(text)).absolute()  # noqa: PTH111

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from lockstep.errors import InputError
-from lockstep.reading import home_path, is_file
+from lockstep.files import home_path
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -72,7 +72,7 @@ def one_line(error: BaseException, inside: str | None = None) -> str:
 
 def _load_file(where: str, label: str) -> ModuleType:
     path = Path(os.path.realpath(home_path(where)))
-    if not is_file(path):
+    if not os.path.isfile(path):  # noqa: PTH113 - a name that nothing can have is no file, where Path.is_file raises
         raise InputError(f"{label}: there is no file {path}")
     # Unique per path, so that two files called model.py do not collide; the same within a process.
     name = f"lockstep_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"

@@ -58,11 +58,6 @@ is_dir = os.path.isdir
 exists = os.path.lexists
 
 
-def home_path(text: str | Path) -> Path:
-    """A path that a person wrote, absolute. `~` is the home folder; `~nobody` stays as it is, where Path.expanduser raises."""
-    return Path(os.path.expanduser(text)).absolute()  # noqa: PTH111
-
-
 def decode(data: bytes, shape: type[T], name: str) -> T:
     """JSON of a shape."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import Any
 import click
 
 from lockstep.errors import InputError
-from lockstep.reading import exists, is_dir
 from lockstep.report.terminal import console, print_records, print_table, styled
 from lockstep.text import finite, printable
 
@@ -20,6 +20,8 @@ __all__ = ["check_output", "console", "note", "print_json", "print_records", "pr
 
 def check_output(output: Path, folder: bool) -> None:
     """What `-o` names can be written, said before any work: a file or a folder, new or there already, in a folder that is there."""
+    # A name that nothing can have is neither file nor folder; the methods of Path raise.
+    is_dir, exists = os.path.isdir, os.path.lexists
     if not is_dir(output.absolute().parent):
         raise InputError(f"-o {output}: there is no folder {output.absolute().parent}")
     if exists(output) and is_dir(output) != folder:

@@ -8,9 +8,10 @@ from pathlib import Path
 from lockstep.backends.costs.plan import BACKENDS, COLLECTIVES, OWN
 from lockstep.comms.pool import unavailable
 from lockstep.errors import InputError
+from lockstep.files import home_path
 from lockstep.measure.environment import machine
 from lockstep.plugins import is_spec
-from lockstep.reading import home_path, is_dir, is_file
+from lockstep.reading import is_dir, is_file
 
 
 def known(option: str, given: tuple[str, ...], known: tuple[str, ...]) -> None:

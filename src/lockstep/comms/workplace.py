@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lockstep.errors import InputError, LockstepError, RunCancelled
 from lockstep.launch.ending import signals_as_interrupt
+from lockstep.reading import exists, is_dir
 from lockstep.run import write_atomic
 
 
@@ -18,7 +19,7 @@ from lockstep.run import write_atomic
 def workplace(out: Path | None, tell: Callable[[str], None]) -> Iterator[Path]:
     """The folder of a measurement: the user's, or one that goes away when all went well. Ctrl-C and SIGTERM end in order."""
 
-    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out is not None and exists(out) and (not is_dir(out) or any(out.iterdir())):
         raise InputError(f"--out {out} is there already: choose a new folder")
     folder = (out or Path(tempfile.mkdtemp(prefix="lockstep-comms-"))).absolute()
     try:

@@ -18,9 +18,8 @@ from lockstep.data.resident import Damage, Meta, Resident, RootFact
 from lockstep.data.sources import Collected
 from lockstep.data.workspace import set_aside, working_folder
 from lockstep.errors import DataError, InputError
-from lockstep.files import locked
+from lockstep.files import home_path, locked
 from lockstep.machine.cache import cache_folder
-from lockstep.reading import home_path, is_dir
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,7 +49,7 @@ def _checked_root(entry: Entry, root: Path | None) -> Path | None:
     if root is None or entry.kind == "drawn":
         return None
     root = home_path(root)
-    if not is_dir(root):
+    if not os.path.isdir(root):  # noqa: PTH112 - a name that nothing can have is no folder, where Path.is_dir raises
         raise InputError(f"--data-root {root}: there is no such folder")
     return root
 

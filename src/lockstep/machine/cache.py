@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from lockstep.errors import InputError
-from lockstep.reading import home_path
+from lockstep.files import home_path
 
 
 def cache_folder() -> Path:

@@ -18,7 +18,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lockstep.reading import Damaged, home_path
+from lockstep.files import home_path
+from lockstep.reading import Damaged
 from lockstep.run import Run, read_json
 from lockstep.study.folder import StudyFolder
 
