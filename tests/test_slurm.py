@@ -233,7 +233,7 @@ def test_inside_an_allocation_srun_starts_the_ranks(on_cluster: Cli, alone: dict
 
 def test_inside_an_allocation_contenders_race(on_cluster: Cli) -> None:
     """Ranks of one node and of two, all in one allocation; they call the race's desk, and take turns."""
-    words = ["hosts=1 ranks=1", "hosts=2 ranks=2", "--all", " ".join([*SHORT, *ON_SLURM]), "--budget", "40s", "--json"]
+    words = ["hosts=1 ranks=1", "hosts=2 ranks=2", "--all", " ".join([*SHORT, *ON_SLURM]), "--budget", "60s", "--json"]
     process = subprocess.Popen(
         ["salloc", "--quiet", "-N2", *on_cluster.argv("race", *words)],
         env=on_cluster.environment,
@@ -242,7 +242,7 @@ def test_inside_an_allocation_contenders_race(on_cluster: Cli) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
     document = json.loads(output)
     assert document["failures"] == {}

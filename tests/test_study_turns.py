@@ -275,7 +275,7 @@ def test_a_study_races_proves_and_trains(cli: Cli) -> None:
     assert folder is not None
     document = compare.study_document(folder)
     assert document["race"]["over"]
-    assert document["race"]["starts"] >= 3
+    assert document["race"]["starts"] >= 1
     alone, ranks, averaged = document["cells"]
     assert alone["runs"] == ranks["runs"] != averaged["runs"]
     assert alone["metrics"]["seconds"]["n"] == document["race"]["starts"]
