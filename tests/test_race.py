@@ -86,6 +86,7 @@ def test_every_window_of_a_race_is_kept(cli: Cli) -> None:
     assert not any(path.is_dir() for path in folder.starts.glob("*/*")), "what ended well leaves no folder"
 
 
+@pytest.mark.slow
 def test_a_contender_that_cannot_run_is_a_result(cli: Cli) -> None:
     (cli.folder / "nets.py").write_text(
         "import torch\nclass Net(torch.nn.Module):\n"
@@ -121,6 +122,7 @@ with lockstep.session() as s:
 """
 
 
+@pytest.mark.slow
 def test_loops_of_ones_own_race_and_one_that_ends_is_out(cli: Cli) -> None:
     (cli.folder / "train.py").write_text(SCRIPT)
     words = [
@@ -242,6 +244,7 @@ def test_a_killed_race_leaves_nothing_of_a_foreign_program(cli: Cli) -> None:
     wait_for(lambda: not processes_of(cli.folder), seconds=10, what="every process to be gone")
 
 
+@pytest.mark.slow
 @pytest.mark.cold
 def test_foreign_programs_race(cli: Cli) -> None:
     slow, fast = (f"$ {shlex.join(program(cli.folder, step))}" for step in (0.004, 0.002))
