@@ -19,7 +19,7 @@ from lockstep.measure.records import ROW
 from lockstep.placement import Placement, plan
 from lockstep.recipe import Recipe
 from lockstep.run import Run, Spec, append_line, write_atomic
-from lockstep.study import timing
+from lockstep.study import racing, timing
 from lockstep.study.definition import Claim, Published, Study
 from lockstep.study.folder import StudyFolder
 from lockstep.study.plan import Cell, Item, Planned, timed_content
@@ -242,7 +242,7 @@ def _race(folder: StudyFolder, planned: Planned) -> None:
         started = timing.Started(cell=cell.name, start=1, evaluation=0.1, memory=5e7, memory_of_a_rank=3e7)
         append_line(folder.path / timing.STARTED, msgspec.to_builtins(started))
     hashes = dict(zip(("cells", "own"), timed_content(planned), strict=True))
-    ratios = estimate.ratios(windows, timing.pairs(planned))
+    ratios = estimate.ratios(windows, racing.pairs(planned))
     state = timing.State(**hashes, over=True, seconds=60.0, budget=60.0, starts=4, ratios=ratios)
     write_atomic(folder.path / timing.STATE, msgspec.to_builtins(state))
 

@@ -121,7 +121,7 @@ def _run(study: Study, folder: StudyFolder, options: Any, again: bool, quiet: bo
 
 def _size(planned: Planned) -> str:
     """The two parts of a study: what races, and what is trained."""
-    from lockstep.study.timing import budget_of, racing
+    from lockstep.study.racing import budget_of, racing
 
     race = racing(planned)
     time = f"{counted(len(race), 'cell')} race for up to {clock(budget_of(planned))}; " if race else ""
@@ -134,7 +134,7 @@ def _size(planned: Planned) -> str:
 
 def _dry(study: Study, folder: StudyFolder, options: Any, as_json: bool) -> dict[str, Any]:
     """The plan: every cell, what is trained, and the time."""
-    from lockstep.study import estimate, timing
+    from lockstep.study import estimate, racing, timing
     from lockstep.study.plan import outcome, plan
 
     planned = plan(study, options, folder.runs)
@@ -144,7 +144,7 @@ def _dry(study: Study, folder: StudyFolder, options: Any, as_json: bool) -> dict
     raced = timing.read(folder, planned)
     known = [time for cell in planned.cells if raced and (time := raced.of(cell))]
     cells = estimate.of_cells(planned, folder.records(), folder.runs, {time.cell.name: time.cost for time in known})
-    race_s = timing.budget_of(planned) if timing.racing(planned) and not (raced and raced.state.over) else 0.0
+    race_s = racing.budget_of(planned) if racing.racing(planned) and not (raced and raced.state.over) else 0.0
     seconds = race_s + estimate.left(todo, cells)
     document = {
         "study": folder.name,

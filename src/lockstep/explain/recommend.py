@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from lockstep.explain.evidence import Evidence
 from lockstep.explain.finding import Finding
 from lockstep.metrics import common_target, value
-from lockstep.study.compare import versus_all
 from lockstep.study.gather import Group, of_runs
+from lockstep.study.versus import versus_all
 from lockstep.units import percent
 
 METRIC = "seconds_to_target"

@@ -11,9 +11,9 @@ from lockstep.report.subject import Subject
 from lockstep.report.views import Axis, Dot, Lines, Scatter, Series, short, shorts, sure
 from lockstep.settings import dotted
 from lockstep.statistics import median_interval
-from lockstep.study.compare import versus
 from lockstep.study.gather import Group
 from lockstep.study.observed import observed
+from lockstep.study.versus import versus
 
 SECTION = "speed"
 # What may differ between two points of one scaling curve: how many workers there are, and what follows from it.

@@ -57,7 +57,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """The place of a run in a study. Times are compared between runs of one block alone."""
+    """The place of a run in a study: the cell that it was trained in, and which repeat it is."""
 
     study: str
     cell: str

@@ -1,13 +1,7 @@
-"""Compare cells: medians with intervals, paired comparisons with the baseline, and remarks.
-
-What belongs to the placement (time, memory) comes from turns, where cells took turns, and is paired by start. What belongs to the recipe
-(accuracy) comes from whole trainings, and is paired by seed. A time to an accuracy is a number of epochs, which a training gave, times the
-time of an epoch, which turns gave.
-"""
+"""The comparison of cells as one document: medians with intervals, each cell against the baseline (versus.py), claims, and remarks."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
@@ -17,21 +11,17 @@ from typing import Any
 from lockstep.errors import InputError
 from lockstep.metrics import METRICS, USUAL, Kind, common_target
 from lockstep.run import Run
-from lockstep.statistics import ALPHA, MARGIN_RATIO, WORDS, Comparison, Verdict, compare_family, median_interval
+from lockstep.statistics import ALPHA, WORDS, Comparison, Interval, median_interval
 from lockstep.study import effects, fairness, gather, stability
 from lockstep.study.definition import Published, nearest
 from lockstep.study.folder import StudyFolder, overheads
 from lockstep.study.gather import Group
-from lockstep.study.observed import images_of, observed
-from lockstep.study.plan import LOOKS
-from lockstep.study.timing import CellTime
-from lockstep.turns.estimate import Ratio
+from lockstep.study.observed import observed
+from lockstep.study.versus import LOOK_ALPHA, verdict_text, versus, versus_all
 from lockstep.units import clock
 
 Document = dict[str, Any]
 TOO_GOOD = 1.2
-LOOK_ALPHA = ALPHA / len(LOOKS)
-"""A study compares accuracies after each look, and stops when they are told apart: each look has its share of the error."""
 
 
 def study_document(folder: StudyFolder) -> Document:
@@ -213,7 +203,7 @@ def _column(metric: str, group: Group, target: float | None, against: Comparison
     values = [v for v in counted if math.isfinite(v)]
     missed = len(counted) - len(values)
     # Runs that never reached the target took longer than all others: the median counts them, an interval cannot.
-    interval = None if missed else median_interval(values, log=METRICS[metric].by_ratio)
+    interval = None if missed else _interval(metric, group, values)
     median = statistics.median(counted) if counted else math.inf
     column: Document = {
         "n": len(counted),
@@ -230,125 +220,18 @@ def _column(metric: str, group: Group, target: float | None, against: Comparison
     return column
 
 
-def versus(group: Group, base: Group, metric: str, target: float | None) -> Comparison:
-    """One comparison by itself."""
-    return versus_all([(group, base)], metric, target)[0]
-
-
-def versus_all(
-    sides: Sequence[tuple[Group, Group]], metric: str, target: float | None, alpha: float = ALPHA
-) -> list[Comparison]:
-    """A family of comparisons, pair by pair. Where two cells took turns, the race has compared their times already."""
+def _interval(metric: str, group: Group, values: Sequence[float]) -> Interval | None:
+    """Of a time to an accuracy, what the seeds and what the starts of the race leave open add up."""
     figure = METRICS[metric]
-    if figure.of_placement:
-        alpha = ALPHA  # a race has its own looks
-    found: dict[int, Comparison] = {}
-    family: dict[tuple[Any, ...], list[int]] = {}
-    for index, (group, base) in enumerate(sides):
-        if group.time and base.time and figure.by_ratio and metric not in MEASURED_BY_START:
-            found[index] = _in_turns(group, group.time, base, base.time, metric, target)
-        elif not figure.by_ratio and _trainings(group) == _trainings(base) != ():
-            found[index] = Comparison(len(group.done), 0.0, 0.0, 0.0, "the same", None, "the same trainings")
-        else:
-            # Cells that share their trainings are one comparison, not several.
-            key = (_trainings(group), _trainings(base)) if not figure.by_ratio else (index,)
-            family.setdefault(key, []).append(index)
-    pairs = [_pairs(*sides[indices[0]], metric, target) for indices in family.values()]
-    for indices, comparison in zip(family.values(), compare_family(pairs, figure.kind, alpha), strict=True):
-        found |= dict.fromkeys(indices, comparison)
-    return [found[index] for index in range(len(sides))]
-
-
-def _trainings(group: Group) -> tuple[str, ...]:
-    return tuple(each.run.id for each in group.done)
-
-
-def _pairs(group: Group, base: Group, metric: str, target: float | None) -> tuple[list[float], list[float]]:
-    turned = bool(group.time and base.time)
-    ours, theirs = observed(group, metric, target, turned), observed(base, metric, target, turned)
-    both = [key for key in ours if key in theirs]
-    return [ours[key] for key in both], [theirs[key] for key in both]
-
-
-# What a race measures at each start, without comparing it itself.
-MEASURED_BY_START = ("memory", "memory_of_a_rank")
-
-
-def _in_turns(
-    group: Group, ours: CellTime, base: Group, theirs: CellTime, metric: str, target: float | None
-) -> Comparison:
-    """A time: the race's ratio for an image, times how many images each side trains, and for cost how many cores it holds."""
-    kind = METRICS[metric].kind
-    ratio = ours.race.ratio(ours.cell.name, theirs.cell.name, "cpu" if metric == "cpu_seconds" else "wall")
-    if metric == "images_per_second":
-        return _raced(ratio, 1.0, kind)
-    cores = group.cores / base.cores if metric in ("core_seconds", "cost_to_target") else 1.0
-    work, others = (images_of(side, metric, target) for side in (group, base))
-    both = [key for key in work if key in others]
-    if not both:
-        if METRICS[metric].of_placement:
-            return _raced(ratio, cores * ours.whole_images / theirs.whole_images, kind)
-        return Comparison(0, None, None, None, "too few", None, "no pair has both")
-    shares = [work[key] / others[key] for key in both if math.isfinite(work[key]) and math.isfinite(others[key])]
-    if len(shares) == len(both) and max(shares) - min(shares) < 1e-9:
-        return _raced(ratio, cores * shares[0], kind)
-    # How much is trained differs from seed to seed: what that leaves open and what the race leaves open add up.
-    trained = compare_family([([cores * work[key] for key in both], [others[key] for key in both])], kind)[0]
-    return _together(trained, ratio, kind)
-
-
-def _together(trained: Comparison, ratio: Ratio, kind: Kind) -> Comparison:
-    """The product of two ratios that were measured apart; on the scale of logs their intervals add up as squares do."""
-    if trained.effect is None or ratio.effect is None:
-        return trained
-    effect = trained.effect * ratio.effect
-    bounds = trained.low, trained.high, ratio.low, ratio.high
-    if None in bounds or not all(bound and bound > 0 for bound in bounds):
-        return dataclasses.replace(trained, effect=effect, low=None, high=None, verdict="too few", more=None)
-    parts = [
-        math.log(high / low) / 2 for low, high in ((trained.low, trained.high), (ratio.low, ratio.high)) if low and high
-    ]
-    half = math.hypot(*parts)
-    low, high = effect * math.exp(-half), effect * math.exp(half)
-    return Comparison(trained.n, effect, low, high, _by_interval(low, high, kind), None, "trainings and turns")
-
-
-def _by_interval(low: float, high: float, kind: Kind) -> Verdict:
-    larger, smaller = WORDS[kind]
-    if low >= 1 / (1 + MARGIN_RATIO) and high <= 1 + MARGIN_RATIO:
-        return "the same"
-    return larger if low > 1 else smaller if high < 1 else "not significant"
-
-
-def _raced(ratio: Ratio, work: float, kind: Kind) -> Comparison:
-    """A ratio of a race as a comparison. `work`: what the contender does, as a multiple of what the other one does."""
-    if ratio.effect is None:
-        return Comparison(0, None, None, None, "too few", None, "turns")
-    effect = 1 / ratio.effect if kind == "rate" else work * ratio.effect
-    if ratio.low is None or ratio.high is None:
-        return Comparison(ratio.n, effect, None, None, "too few", None, "turns")
-    low, high = (1 / ratio.high, 1 / ratio.low) if kind == "rate" else (work * ratio.low, work * ratio.high)
-    larger, smaller = WORDS[kind]
-    slow, fast = (smaller, larger) if kind == "rate" else (larger, smaller)
-    words: dict[str, Verdict] = {"slower": slow, "faster": fast, "the same": "the same"}
-    verdict = words.get(ratio.verdict, "not significant") if work == 1 else _by_interval(low, high, kind)
-    return Comparison(ratio.n, effect, low, high, verdict, None, "turns", ratio.p, ratio.level)
-
-
-def verdict_text(found: Comparison) -> str:
-    """The verdict in words, with what would settle it."""
-    if found.verdict == "too few":
-        return "too few pairs" if found.n == 0 else "one pair: repeat it"
-    if found.verdict != "not significant":
-        return found.verdict
-    if "turns" in found.how:
-        return "not settled in the time that the race had: give it more with race_minutes"
-    if found.more is None:
-        return f"not significant ({found.n} pairs do not say how many more would settle it)"
-    few, most = found.more
-    if few == most:
-        return f"not significant (at most {most} more repeats would settle it)"
-    return f"not significant ({few} more repeats would settle it if it is as large as it looks, {most} whatever it is)"
+    found = median_interval(values, log=figure.by_ratio)
+    if found is None or figure.of_placement or not figure.by_ratio or group.time is None:
+        return found
+    costs = median_interval(list(group.time.wall.values()), log=True)
+    if costs is None:
+        return None
+    half = math.hypot(math.log(found.high / found.low) / 2, math.log(costs.high / costs.low) / 2)
+    middle = statistics.median(values)
+    return Interval(middle * math.exp(-half), middle * math.exp(half), found.level, found.how)
 
 
 def _too_good(cells: Sequence[Document]) -> list[str]:
@@ -368,7 +251,7 @@ def _family(metrics: Sequence[dict[str, Comparison]]) -> str:
     sizes = {sum(found.p is not None for found in comparisons.values()) for comparisons in metrics} - {0}
     count = str(max(sizes, default=0)) if len(sizes) < 2 else f"{min(sizes)} to {max(sizes)}"
     several = f" (Holm over {count} comparisons of each)" if max(sizes, default=0) > 1 else ""
-    return f"if nothing differed, a metric would have a verdict in {ALPHA:.0%} of such comparisons at most{several}"
+    return f"if nothing differed, a metric would have any verdict in at most {ALPHA:.0%} of such tables{several}"
 
 
 def _published(found: Published, groups: Sequence[Group], target: float | None) -> Document:

@@ -22,7 +22,7 @@ from lockstep.launch.slurm.launcher import allocation
 from lockstep.launch.supervise import Progress
 from lockstep.reading import Damaged, exists
 from lockstep.run import Options, Part, Run, Spec
-from lockstep.study import estimate, proof, timing
+from lockstep.study import estimate, proof, racing, timing
 from lockstep.study.folder import StudyFolder
 from lockstep.study.plan import LOOKS, Item, PlanChanged, Planned, apart, outcome, prepared
 from lockstep.study.seeds import undecided
@@ -170,10 +170,10 @@ def _as_proven_before(folder: StudyFolder, planned: Planned) -> Planned:
 def _race(session: Session, again: bool) -> None:
     """The time part."""
     planned, watcher = session.planned, session.watcher
-    if not timing.racing(planned):
+    if not racing.racing(planned):
         return
     try:
-        timing.run(session.folder, planned, session.options, watcher.raced, watcher.says, again)
+        racing.run(session.folder, planned, session.options, watcher.raced, watcher.says, again)
     except KeyboardInterrupt:
         raise session.stopped() from None
     raced = timing.read(session.folder, planned)

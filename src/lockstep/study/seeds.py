@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from lockstep.metrics import METRICS
 from lockstep.study import gather
-from lockstep.study.compare import LOOK_ALPHA, versus_all
 from lockstep.study.folder import StudyFolder
 from lockstep.study.gather import Group
 from lockstep.study.plan import Planned
+from lockstep.study.versus import LOOK_ALPHA, versus_all
 
 
 def undecided(folder: StudyFolder, planned: Planned, seeds: int) -> set[str]:

@@ -1,42 +1,32 @@
-"""The times of a study: its cells race in turns (lockstep/turns/), and what a whole training takes follows from its steps and evaluations.
+"""What the race of a study says of each cell: the time of an image by start, and so of a whole training; an evaluation's time; its memory.
 
 race.json        what raced, where, for how long, and every ratio that was asked for, as of the look that settled it
 windows.jsonl    all that was measured
 starts.jsonl     of each start of a cell: the time of one evaluation, and its memory
+
+racing.py writes them.
 """
 
 from __future__ import annotations
 
-import shutil
 import statistics
-from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import msgspec
 
-from lockstep.errors import InputError
-from lockstep.machine.cores import cores
-from lockstep.machine.cpu import cpu_model
-from lockstep.measure.environment import version_of
-from lockstep.metrics import METRICS
 from lockstep.placement import Plan
-from lockstep.reading import Damaged, exists, read_records
-from lockstep.run import Options, append_line, read_struct, write_atomic, writing
+from lockstep.reading import exists, read_records
+from lockstep.run import read_struct
 from lockstep.shapes import Count, Number
 from lockstep.statistics import MARGIN_RATIO
 from lockstep.study.folder import StudyFolder
 from lockstep.study.plan import Cell, Planned, timed_content
-from lockstep.turns import Before, Budget, Contender, Race, Ranks, estimate
-from lockstep.turns.estimate import Pair, Ratio, Window, middle_mean
-from lockstep.turns.ranks import memory_problem
+from lockstep.turns import estimate
+from lockstep.turns.estimate import Ratio, Window, middle_mean
 
-STATE, WINDOWS, STARTED, STARTS = "race.json", "windows.jsonl", "starts.jsonl", "starts"
-# A start of all cells takes a second or two a rank, and four to eight of them settle most comparisons.
-SECONDS_PER_RANK, LEAST_SECONDS = 15.0, 60.0
-# An evaluation that takes longer than this is made in the first starts alone.
-LONG_EVALUATION_S, LONG_EVALUATIONS = 1.0, 2
+STATE, WINDOWS, STARTED = "race.json", "windows.jsonl", "starts.jsonl"
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,168 +57,6 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     failures: dict[str, str] = {}
     ratios: list[Ratio] = []
     cpu_ratios: list[Ratio] = []
-
-
-Listener = Callable[[Race], None]
-
-
-def budget_of(planned: Planned) -> float:
-    """Seconds: at most half of what the study may take in all."""
-    study = planned.study
-    if study.race_minutes is not None:
-        return 60.0 * study.race_minutes
-    usual = max(LEAST_SECONDS, SECONDS_PER_RANK * sum(cell.placement.ranks for cell in racing(planned)))
-    return usual if study.budget_minutes is None else min(usual, 30.0 * study.budget_minutes)
-
-
-def racing(planned: Planned) -> list[Cell]:
-    """The baseline first."""
-    able = [cell for cell in planned.cells if cell.takes_turns]
-    return sorted(able, key=lambda cell: cell.name != planned.baseline) if len(able) > 1 else []
-
-
-def pairs(planned: Planned, failed: Container[str] = ()) -> list[Pair]:
-    """Every cell with the baseline (or the first that did not fail), and the cells of every claim about time."""
-    names = [cell.name for cell in racing(planned)]
-    names.sort(key=lambda name: name in failed)
-    found = [(name, names[0]) for name in names[1:]]
-    for claim in (claim for published in planned.study.published for claim in published.claims):
-        pair = claim.more, claim.less
-        both = {*pair} <= {*names} and claim.more != claim.less
-        if both and METRICS[claim.metric].of_placement and pair not in found and pair[::-1] not in found:
-            found.append(pair)
-    return found
-
-
-def run(
-    folder: StudyFolder,
-    planned: Planned,
-    options: Options,
-    changed: Listener = lambda race: None,
-    says: Callable[[str], None] = lambda text: None,
-    again: bool = False,
-) -> None:
-    """Race until every pair is settled or the time is spent. A race that was stopped goes on; with `again`, also one in which a cell failed."""
-    cells = racing(planned)
-    if not cells:
-        return
-    with writing(folder.path):
-        before = _before(folder, planned, says)
-        again = again and bool(before.failures)
-        if again:
-            before = msgspec.structs.replace(before, failures={}, seconds=0.0)
-        asked = pairs(planned, before.failures)
-        settled = {(one.contender, one.baseline) for one in before.ratios if one.verdict != "not settled"}
-        left = [pair for pair in asked if pair not in settled and not before.failures.keys() & {*pair}]
-        if not left or (before.over and before.budget >= budget_of(planned) and not again):
-            return
-        if problem := memory_problem(cell.placement for cell in cells):
-            raise InputError(f"study '{planned.study.name}': {problem}")
-        shutil.rmtree(folder.path / STARTS, ignore_errors=True)  # of a race that was killed
-        try:
-            failures = _race(folder, planned, options, changed, before, asked)
-            if asked[0][1] in failures and len(cells) - len(failures) > 1:
-                # Without the baseline nobody has been compared with anybody: the others race against the first of them.
-                now = _before(folder, planned, says)
-                _race(folder, planned, options, changed, now, pairs(planned, failures))
-        finally:
-            shutil.rmtree(folder.path / STARTS, ignore_errors=True)
-
-
-def _race(
-    folder: StudyFolder, planned: Planned, options: Options, changed: Listener, before: State, asked: Sequence[Pair]
-) -> dict[str, str]:
-    """One race, kept as it goes. Returns who failed, and why."""
-    contenders = [
-        Ranks(cell.name, cell.recipe, cell.placement, folder.path / STARTS / str(number), options)
-        for number, cell in enumerate(racing(planned))
-    ]
-    long_evaluations: Counter[str] = Counter()
-
-    def started(contender: Contender, start: int) -> None:
-        assert isinstance(contender, Ranks)
-        if long_evaluations[contender.name] >= LONG_EVALUATIONS:
-            return
-        look = contender.look()
-        long_evaluations[contender.name] += (look.evaluation or 0.0) > LONG_EVALUATION_S
-        record = Started(cell=contender.name, start=start, **look._asdict())
-        append_line(folder.path / STARTED, msgspec.to_builtins(record))
-
-    kept = before.starts
-
-    def keep_state(race: Race, over: bool = False) -> None:
-        nonlocal kept
-        if over or race.starts > kept:
-            kept = race.starts
-            state = msgspec.structs.replace(
-                before,
-                over=over,
-                budget=race.budget.seconds,
-                baseline=asked[0][1],
-                seconds=race.elapsed,
-                starts=race.starts,
-                disturbed=race.disturbed,
-                failures=race.failures,
-                ratios=race.ratios(),
-                cpu_ratios=race.ratios("cpu"),
-            )
-            write_atomic(folder.path / STATE, msgspec.to_builtins(state))
-        changed(race)
-
-    race = Race(
-        contenders,
-        Budget(seconds=budget_of(planned), margin=MARGIN_RATIO),
-        lambda windows: _keep(folder, windows),
-        keep_state,
-        pairs=asked,
-        started=started,
-        before=Before(windows=_windows(folder), ratios=before.ratios, failures=before.failures, seconds=before.seconds),
-        lenient=True,
-    )
-    race.run()
-    keep_state(race, over=True)
-    return race.failures
-
-
-def _keep(folder: StudyFolder, windows: Sequence[Window]) -> None:
-    for window in windows:
-        append_line(folder.path / WINDOWS, msgspec.to_builtins(window))
-
-
-def _windows(folder: StudyFolder) -> list[Window]:
-    return [msgspec.convert(line, Window) for line in read_records(folder.path / WINDOWS, Window)]
-
-
-def _before(folder: StudyFolder, planned: Planned, says: Callable[[str], None]) -> State:
-    """What this race has come to. Where another one has left its records (other cells, another machine, damage), it begins anew."""
-    cells, own = timed_content(planned)
-    here = State(cells=cells, own=own, machine=machine_here())
-    try:
-        there = read_struct(folder.path / STATE, State, "the race of study") if exists(folder.path / STATE) else None
-        _windows(folder)
-        if there and (there.cells, there.own, there.machine) == (here.cells, here.own, here.machine):
-            return there
-        if there:
-            says("the cells, the machine or its software have changed since they raced: they race again")
-    except Damaged as error:
-        says(f"{error}: the cells race again")
-    for name in (STATE, WINDOWS, STARTED):
-        (folder.path / name).unlink(missing_ok=True)
-    write_atomic(folder.path / STATE, msgspec.to_builtins(here))
-    return here
-
-
-def machine_here() -> dict[str, str]:
-    """What times depend on."""
-    return {
-        "cpu": cpu_model(),
-        "cores": str(cores()),
-        "torch": version_of("torch") or "unknown",
-        "lockstep": version_of("lockstep") or "unknown",
-    }
-
-
-# ---------------------------------------------------------------- what it says
 
 
 @dataclass(frozen=True)
@@ -364,4 +192,8 @@ def read(folder: StudyFolder, planned: Planned) -> Raced | None:
     if state.cells != timed_content(planned)[0]:
         return None
     started = [msgspec.convert(line, Started) for line in read_records(folder.path / STARTED, Started)]
-    return Raced(state, _windows(folder), started)
+    return Raced(state, read_windows(folder), started)
+
+
+def read_windows(folder: StudyFolder) -> list[Window]:
+    return [msgspec.convert(line, Window) for line in read_records(folder.path / WINDOWS, Window)]

@@ -20,10 +20,13 @@ from lockstep.turns.estimate import Pair, Ratio, Window
 # The least length of a window in seconds and in steps; where these steps take longer than LONGEST_S, it has fewer.
 # Short ones are best: the noise of a ratio hardly depends on their length, and many fit into the same time (docs/race.md).
 SHORTEST_S, FEWEST_STEPS, LONGEST_S = 0.03, 10, 1.0
-LEAD_SHARE, LEAST_LEAD = 0.1, 2
+# Steps before a window: a share of it, and at least two, but no more than a second of them; one of a step that takes longer.
+LEAD_SHARE, LEAST_LEAD, LEAD_S = 0.1, 2, 1.0
 WARM_STEPS, WARM_S = 10, 2.0
 AS_MANY_STARTS = 10
 FIRST_ROUNDS, LEAST_ROUNDS, MOST_ROUNDS = 24, 4, 200
+# Rounds that take longer than this are of steps that take seconds: two of them say enough.
+LONG_ROUND_S, LEAST_LONG_ROUNDS = 10.0, 2
 FEWEST_STARTS = 4
 # What of the machine's time others may take in a window before its round is taken again: other work here, and by the hypervisor.
 FOREIGN, STOLEN = 0.1, 0.03
@@ -64,7 +67,7 @@ class Race:
 
     `windows` is all that was measured. `keep` is given the windows of each round, `started` each contender of a start before its first
     round, and `changed` is called after each round. A race that was stopped goes on from what `before` says that it had come to. One that is
-    `lenient` takes wrong input of a contender for its failure, and takes more time where the first start alone would spend it all.
+    `lenient` takes wrong input of a contender for its failure, and makes as many starts as a first look needs, however long they take.
     """
 
     def __init__(
@@ -132,15 +135,11 @@ class Race:
         return self.ratios()
 
     def _check_budget(self) -> None:
-        if self.windows or self.elapsed <= self.budget.seconds:
-            return
-        needed = AS_MANY_STARTS * self.elapsed
-        if not self._lenient:
+        if not self._lenient and not self.windows and self.elapsed > self.budget.seconds:
             raise InputError(
                 f"race: the budget of {self.budget.seconds:g} s was spent before the first round, since starting took {self.elapsed:.0f} s: "
-                f"give it at least {needed:.0f}s"
+                f"give it at least {AS_MANY_STARTS * self.elapsed:.0f}s"
             )
-        self.budget = msgspec.structs.replace(self.budget, seconds=needed)
 
     def ratios(self, clock: estimate.Clock = "wall") -> list[Ratio]:
         """Every pair that is settled, or of which nobody failed: as it was when it was settled, else as it is now."""
@@ -165,11 +164,15 @@ class Race:
     def _over(self) -> bool:
         if not self._open() or self.starts >= estimate.LOOKS[-1]:
             return True
-        if not self._start_s:
+        if not self._start_s or (self._lenient and self.starts < estimate.LOOKS[0]):
             return False
         # A start that could not have its rounds before the time is over is not begun.
-        least = statistics.median(self._start_s) + LEAST_ROUNDS * statistics.median(self._round_s or [0.0])
+        least = statistics.median(self._start_s) + self._least_rounds * statistics.median(self._round_s or [0.0])
         return self.elapsed + least > self.budget.seconds
+
+    @property
+    def _least_rounds(self) -> int:
+        return LEAST_LONG_ROUNDS if self._round_s and min(self._round_s) > LONG_ROUND_S else LEAST_ROUNDS
 
     def _start(self, racing: Sequence[Contender]) -> None:
         """All at once: most of a start is reading code, and cores would be idle otherwise."""
@@ -196,7 +199,8 @@ class Race:
         steps = max(self._fewest_steps, round(SHORTEST_S / step))
         if steps * step > LONGEST_S:
             steps = max(1, round(LONGEST_S / step))
-        self._lengths[contender.name] = Length(max(LEAST_LEAD, round(LEAD_SHARE * steps)), steps)
+        lead = max(1, min(LEAST_LEAD, round(LEAD_S / step)), round(LEAD_SHARE * steps))
+        self._lengths[contender.name] = Length(lead, steps)
 
     def _go_round(self) -> None:
         """As many rounds as are planned, and another one for each that was disturbed, up to half as many again."""
@@ -205,7 +209,7 @@ class Race:
         until = time.monotonic() + self.budget.seconds / FEWEST_STARTS
         while clean < self._rounds and number < 1.5 * self._rounds and len(racing := self._racing()) > 1:
             begun = time.monotonic()
-            if number >= LEAST_ROUNDS and (begun > until or self.elapsed > self.budget.seconds):
+            if number >= self._least_rounds and (begun > until or self.elapsed > self.budget.seconds):
                 break
             number += 1
             windows = self._round(racing, number)
