@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from fuzz.folders import run_folder, study_folder
 from lockstep import index
-from lockstep.cli import study as study_command
+from lockstep.cli import packing as packing_command
 from lockstep.dashboard.listing import Listing, Query
 from lockstep.errors import InputError
 from lockstep.measure.records import read_steps
@@ -31,7 +31,7 @@ from lockstep.report.document import report
 from lockstep.report.subject import of_study
 from lockstep.run import Run, append_line
 from lockstep.study import pack as packing
-from lockstep.study import unpack as unpacking
+from lockstep.study import packed as checking
 from lockstep.study.compare import study_document
 from lockstep.study.folder import StudyFolder
 from lockstep.study.pack import LARGEST_LOG, MANIFEST, Packed, pack
@@ -634,7 +634,7 @@ def test_manifests_that_are_none(text: bytes, file: Path, tmp_path: Path) -> Non
 def test_limits(
     limit: str, value: int, match: str, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unpacking, limit, value)
+    monkeypatch.setattr(checking, limit, value)
     refused(file, tmp_path / "there", match)
 
 
@@ -788,7 +788,7 @@ def test_progress_is_said_after_two_seconds(
 ) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    progress = study_command._count_files("packing")
+    progress = packing_command._count_files("packing")
     progress(1, 4000)
     now = 101.9
     progress(2, 4000)

@@ -42,6 +42,14 @@ def die_with_parent(parent: int | None = None, sign: signal.Signals = signal.SIG
         os._exit(128 + signal.SIGTERM)
 
 
+def stat_fields(pid: int) -> list[str]:
+    """What the system says of a process: the fields of /proc/PID/stat after its name, which may hold anything; empty where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
 def redirect_output(path: Path) -> None:
     """Send this process's output, and that of the libraries in it, to a file of its own."""
     with suppress(OSError), path.open("ab", buffering=0) as file:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.errors import InputError
+from lockstep.process import stat_fields
 from lockstep.run import Run
 
 PROC = Path("/proc")
@@ -98,16 +99,8 @@ def _is_of(run: Run, pid: int) -> bool:
     return any(Path(word).resolve() == folder for word in words)
 
 
-def _stat(pid: int) -> list[str]:
-    """The fields after the name, which may hold anything."""
-    try:
-        return (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return []
-
-
 def _started(pid: int) -> float | None:
-    fields = _stat(pid)
+    fields = stat_fields(pid)
     if len(fields) < 20:
         return None
     up = float((PROC / "uptime").read_text().split()[0])
@@ -116,7 +109,7 @@ def _started(pid: int) -> float | None:
 
 def _children(pid: int) -> list[int]:
     every = [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()]
-    return [each for each in every if (fields := _stat(each)) and fields[1] == str(pid)]
+    return [each for each in every if (fields := stat_fields(each)) and fields[1] == str(pid)]
 
 
 def _words(pid: int) -> list[str]:

@@ -7,8 +7,7 @@ and the cause names the one that was not waiting.
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from lockstep.process import stat_fields
 from lockstep.run import Run, Spec
 
 # Six signs of life that did not come. On a busy machine a few are late, and no timeout is so short that this would say more.
@@ -49,7 +48,4 @@ class StallWatch:
 
 
 def _is_stopped(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
-    except (OSError, IndexError):
-        return False
+    return stat_fields(pid)[:1] in (["T"], ["t"])

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lockstep.process import die_with_parent
+from lockstep.process import die_with_parent, stat_fields
 
 PROC = Path("/proc")
 TICKS_S = os.sysconf("SC_CLK_TCK")
@@ -37,8 +37,8 @@ def descendants(root: int) -> list[Process]:
     for entry in PROC.iterdir():
         if not entry.name.isdigit():
             continue
-        with suppress(OSError, ValueError, IndexError):  # it has ended meanwhile
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        fields = stat_fields(int(entry.name))
+        if fields:  # else it has ended meanwhile
             used = sum(map(int, fields[11:15])) / TICKS_S
             found.setdefault(int(fields[1]), []).append(Process(int(entry.name), int(fields[1]), used))
     below, queue = [], [root]
