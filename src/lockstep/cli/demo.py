@@ -163,6 +163,7 @@ def render(report: dict[str, Any], data: str, out: Console) -> None:
     )
     out.print(f"Where the time went, 2 ranks: {report['time_line']}.")
     out.print(
-        "One run each, so a few per cent mean nothing. Next: lockstep show last --ranks, lockstep verify, lockstep run --help"
+        "One run each, so a few per cent mean nothing. Next: lockstep race ranks=1 ranks=2 settles which is faster; "
+        "lockstep verify, lockstep show last --ranks"
     )
     out.print(f"All curves, and where every step goes, as a page: {report['report']}", soft_wrap=True)
