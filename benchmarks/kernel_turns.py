@@ -63,6 +63,7 @@ def one_layer(shape: Any, batch: int, times: list[Timed], errors: dict[str, floa
     from torch import nn
 
     from lockstep.kernels import fuse
+    from lockstep.rounds import rounds
 
     def made(last: bool, fused: bool) -> tuple[Call, Any, Any, Any]:
         torch.manual_seed(1)
@@ -103,9 +104,9 @@ def one_layer(shape: Any, batch: int, times: list[Timed], errors: dict[str, floa
         return {direction: (count, *seconds) for direction, seconds in spent.items()}
 
     counts = {name: count_for(partial(both, *way, 1)) for name, way in ways.items()}
-    for row in times:
-        for name, way in ways.items():
-            for direction, spent in both(*way, counts[name]).items():
+    for row, order in zip(times, rounds(list(ways), len(times)), strict=True):
+        for name in order:
+            for direction, spent in both(*ways[name], counts[name]).items():
                 row[named_as(f"{what} {direction}", name)] = spent
 
 
@@ -135,12 +136,14 @@ def trainer(model: Any, images: Any, labels: Any, optimizer: Any) -> Callable[[]
 
 def in_turns(ways: dict[str, Callable[[], float]], times: list[Timed], what: str, errors: dict[str, float]) -> None:
     """Time them, after three steps of each that must have led to the same loss."""
+    from lockstep.rounds import rounds
+
     losses = {name: [step() for _ in range(3)][-1] for name, step in ways.items()}
     errors[what] = max(abs(loss / losses[EAGER] - 1) for loss in losses.values())
     counts = {name: count_for(step) for name, step in ways.items()}
-    for row in times:
-        for name, step in ways.items():
-            row[named_as(what, name)] = timed(step, counts[name])
+    for row, order in zip(times, rounds(list(ways), len(times)), strict=True):
+        for name in order:
+            row[named_as(what, name)] = timed(ways[name], counts[name])
 
 
 def step(rounds: int) -> tuple[list[Timed], dict[str, float]]:

@@ -1,11 +1,7 @@
-"""Interleaved rounds: every contender once per round, in an order that is shuffled anew for each round.
-
-Otherwise a slow minute of the machine would look like a slow contender.
-"""
+"""Executions of contenders in rounds (lockstep/rounds.py), with progress; one that fails is left out of later rounds."""
 
 from __future__ import annotations
 
-import random
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +10,7 @@ from typing import Any
 
 from benchmarks.processes import ContenderFailed
 from benchmarks.record import Measurement
+from lockstep.rounds import rounds
 
 
 @dataclass(frozen=True)
@@ -37,15 +34,12 @@ class Outcome:
     failures: dict[str, str]
 
 
-def interleave(title: str, contenders: Mapping[str, Contender], rounds: int, seed: int = 0) -> Outcome:
+def interleave(title: str, contenders: Mapping[str, Contender], count: int, seed: int = 0) -> Outcome:
     """Run the rounds. A contender that fails is left out of later rounds; the rest is still worth having."""
-    shuffle = random.Random(seed).shuffle
     measurements: list[Measurement] = []
     failures: dict[str, str] = {}
-    progress = Progress(title, list(contenders), rounds)
-    for number in range(1, rounds + 1):
-        order = list(contenders)
-        shuffle(order)
+    progress = Progress(title, list(contenders), count)
+    for number, order in enumerate(rounds(list(contenders), count, seed=seed), 1):
         for name in order:
             if name in failures:
                 continue

@@ -1,8 +1,8 @@
 """Write docs/studies/*.md from the packs beside them: `.venv/bin/python docs/study_pages.py`, or with a folder of runs to pack its studies first.
 
-    docs/studies/batch-size.study.zip    lockstep study pack batch-size --no-steps
-    docs/studies/batch-size.md           written from it
-    docs/studies/README.md               the claims of all of them, counted
+docs/studies/batch-size.study.zip    lockstep study pack batch-size --no-steps
+docs/studies/batch-size.md           written from it
+docs/studies/README.md               the claims of all of them, counted
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from lockstep.metrics import METRICS
+from lockstep.explain import overfitting
+from lockstep.metrics import METRICS, RECORDED
 from lockstep.report.cells import verdict as short_verdict
 from lockstep.study.compare import study_document
+from lockstep.study.definition import PublishedEpoch
 from lockstep.study.folder import StudyFolder, list_studies
 from lockstep.study.gather import Group, of_study
 from lockstep.study.pack import ENDING, pack
@@ -92,6 +94,9 @@ def page(folder: StudyFolder, document: dict[str, Any]) -> str:
         lines += ["", "## What each factor does", "", *effects_table(document), ""]
     for published, stated in zip(document["published"], folder.read().study.published, strict=True):
         lines += claims(published, [claim.metric for claim in stated.claims])
+        for group in groups:
+            if group.name in stated.curves and group.done:
+                lines += curve(group, stated.curves[group.name])
     lines += ["", f"    lockstep study unpack docs/studies/{folder.name}{ENDING}", f"    lockstep report {folder.name}"]
     return "\n".join(part for line in lines for part in wrapped(line)) + "\n"
 
@@ -159,6 +164,48 @@ def claims(published: dict[str, Any], metrics: list[str]) -> list[str]:
         why = f": {claim['why']}" if claim["why"] and claim["verdict"] in ("differs", "not settled") else ""
         lines.append(f"| {claim['text']} | {theirs} | {ours} | **{claim['verdict']}**{why} |")
     return lines
+
+
+def curve(group: Group, published: list[PublishedEpoch]) -> list[str]:
+    """A published learning curve beside ours, epoch by epoch, and since when each of the two overfits."""
+    names = ("train_accuracy", "test_accuracy", "test_loss")
+    theirs = {each.epoch: each for each in published}
+    ours: dict[int, list[dict[str, Any]]] = {}
+    for each in group.done:
+        for epoch in each.run.epochs():
+            ours.setdefault(int(epoch["epoch"]), []).append(epoch)
+    means = {
+        epoch: {name: statistics.fmean(one[name] for one in found) for name in names} for epoch, found in ours.items()
+    }
+    heads = [f"{name.replace('_', ' ')}, {whose}" for name in names for whose in ("published", "here")]
+    rows = [["epoch", *heads], ["---:"] * (1 + len(heads))]
+    for epoch in sorted({*theirs, *means}):
+        cells = [
+            "–" if found is None else RECORDED[name].text(found)
+            for name in names
+            for found in (getattr(theirs.get(epoch), name, None), means.get(epoch, {}).get(name))
+        ]
+        rows.append([str(epoch), *cells])
+    known = {each.epoch: each.test_loss for each in published if each.test_loss is not None}
+    return [
+        "",
+        f"### `{group.name}`, epoch by epoch",
+        "",
+        *(f"| {' | '.join(row)} |" for row in rows),
+        "",
+        f"Overfitting, by the test loss: published {since(known)}; here {since({e: m['test_loss'] for e, m in sorted(means.items())})}.",
+    ]
+
+
+def since(losses: dict[int, float]) -> str:
+    """The epoch of the least test loss, where it rose after it by more than it jitters."""
+    curve = list(losses.values())
+    if len(curve) < overfitting.FEWEST_EPOCHS:
+        return "too few epochs to say"
+    rise, jitter, sure = overfitting.rose(curve)
+    best = list(losses)[overfitting.turning_point(curve)]
+    rose = f"it rose by {rise:.3f} after epoch {best}, and jitters by {jitter:.3f}"
+    return f"since epoch {best} ({rose})" if sure else f"not to be told ({rose})"
 
 
 def wrapped(line: str) -> list[str]:

@@ -34,7 +34,7 @@ statistics > metrics    metrics
 measure/ > machine/    machine/
 settings > placement    index > run/    ways > run/    run/ > placement    placement    recipes/
 recipe    shapes    toml > reading    reading    plugins > files    process    files    keyed    seeding
-errors    text    units    torch_private
+errors    text    units    torch_private    rounds
 """
 
 # The supervisor starts workers as processes, by command. Importing worker would bring torch into the supervisor.

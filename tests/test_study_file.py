@@ -156,7 +156,7 @@ def test_a_study_that_is_not_there_names_the_nearest() -> None:
 def test_every_published_experiment_has_its_study() -> None:
     wanted = {
         "launchers", "batch-size", "accumulation", "optimizers", "backends", "precision", "regularization", "augmentation",
-        "topology", "scaling", "workers", "quantization", "fused-kernel",
+        "topology", "scaling", "workers", "quantization", "fused-kernel", "cifar",
     }  # fmt: skip
     assert set(builtin.published()) == wanted
     assert {study.name for study in builtin.find("published")} == wanted

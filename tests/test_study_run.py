@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lockstep import study
+from lockstep.errors import RunCancelled
+from lockstep.launch.supervise import Progress
 from lockstep.placement import Placement
 from lockstep.reading import read_records
 from lockstep.recipe import Recipe
-from lockstep.run import Run, list_runs
+from lockstep.run import Options, Run, Spec, list_runs
+from lockstep.study import execute
+from lockstep.study.folder import StudyFolder
+from lockstep.study.plan import plan
+from lockstep.study.session import Step, Watcher
 from support import Cli, processes_of, wait_for
 
 STUDY = """
@@ -163,3 +170,40 @@ def test_from_python(tmp_path: Path) -> None:
     first = [run.id for run in list_runs(tmp_path)]
     study.run_study(made, runs=tmp_path)
     assert [run.id for run in list_runs(tmp_path)] == first
+
+
+class Impatient(Watcher):
+    """Presses Ctrl-C after the first epoch of a training."""
+
+    def begins(self, step: Step) -> Progress | None:
+        def watch(run: Run, spec: Spec) -> None:
+            if run.epochs():
+                raise KeyboardInterrupt
+
+        return watch
+
+
+def test_a_long_training_that_was_stopped_goes_on_from_its_last_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(execute, "LONG_TRAINING_S", 0.0)
+    recipe = Recipe(data="embedded", train_limit=960, test_limit=50, global_batch=48, epochs=40)
+    made = study.make("long", recipe, Placement(threads=1), cells={"a": {}}, repeats=1)
+    options, folder = Options(save_model=False), StudyFolder.of("long", tmp_path)
+    with pytest.raises(RunCancelled, match="run the same command again"):
+        execute.run(folder, plan(made, options, tmp_path), options, watcher=Impatient())
+    (stopped,) = list_runs(tmp_path)
+    taken = len([epoch for epoch in stopped.epochs() if not epoch.get("partial")])
+    assert 1 <= taken < 40
+    wait_for(lambda: time.strftime("%Y%m%d-%H%M%S") > stopped.id[:15], what="the next second: runs are named by it")
+
+    execute.run(folder, plan(made, options, tmp_path), options)
+    (whole,) = [run for run in list_runs(tmp_path) if run.recorded_status()["state"] == "done"]
+    assert whole.spec().options.resume_from == str(stopped.folder)
+    assert [epoch["epoch"] for epoch in whole.epochs()] == list(range(1, 41))
+
+    study.run_study(study.make("again", recipe, Placement(threads=1), cells={"a": {}}, repeats=1), runs=tmp_path)
+    (never_stopped,) = [run for run in list_runs(tmp_path) if run.id not in (stopped.id, whole.id)]
+    summaries = [run.summary() or {} for run in (whole, never_stopped)]
+    assert summaries[0]["weights_sha256"] == summaries[1]["weights_sha256"], "the same bits as in one go"
+    assert summaries[0]["train_images"] == summaries[1]["train_images"] == 40 * 960

@@ -44,19 +44,36 @@ class Made:
         self.folder.write(self.planned)
 
     def race(
-        self, costs: dict[str, float], evaluation: float = 0.5, memory: float = 100e6, noise: float = 0.002
+        self,
+        costs: dict[str, float],
+        evaluation: float = 0.5,
+        memory: float = 100e6,
+        noise: float = 0.002,
+        forward: dict[str, float] | None = None,
+        tensors: dict[str, list[float]] | None = None,
     ) -> None:
-        """`costs`: microseconds for an image. Every start has a life of its own, every round a machine of its own."""
+        """`costs`: microseconds for an image. Every start has a life of its own, every round a machine of its own.
+
+        `forward`: its share of a step. `tensors`: bytes, start by start.
+        """
         draw = random.Random(1)
         for start in range(1, STARTS + 1):
             lives = {name: draw.gauss(1, noise) for name in costs}
             for name in costs:
-                record = timing.Started(cell=name, start=start, evaluation=evaluation, memory=memory + start * 1e5)
+                counted = (tensors or {}).get(name, [1e6])
+                record = timing.Started(
+                    cell=name,
+                    start=start,
+                    evaluation=evaluation,
+                    memory=memory + start * 1e5,
+                    tensor_memory=counted[start % len(counted)],
+                )
                 append_line(self.folder.path / timing.STARTED, msgspec.to_builtins(record))
             for number in range(8):
                 machine = draw.uniform(1, 1.5)
                 for name, cost in costs.items():
                     wall = 1e-6 * cost * lives[name] * machine * 480
+                    ahead = (forward or {}).get(name, 0.4)
                     window = Window(
                         contender=name,
                         start=start,
@@ -65,7 +82,7 @@ class Made:
                         samples=480,
                         wall=wall,
                         cpu=wall,
-                        phases={"forward": 0.4 * wall, "backward": 0.5 * wall},
+                        phases={"forward": ahead * wall, "backward": (0.9 - ahead) * wall},
                     )
                     append_line(self.folder.path / timing.WINDOWS, msgspec.to_builtins(window))
         cells, own = timed_content(self.planned)
@@ -109,6 +126,33 @@ def test_times_come_from_turns_and_accuracies_from_trainings(tmp_path: Path) -> 
     assert two["metrics"]["accuracy"]["values"] == [0.9, 0.91, 0.92]
     assert two["metrics"]["accuracy"]["against_baseline"]["verdict"] == "the same"
     assert (two["ranks"], two["cores"], two["runs"]) == (2, 2, one["runs"])
+
+
+def test_forward_and_backward_are_compared_within_rounds_like_the_whole_step(tmp_path: Path) -> None:
+    made = Made(
+        tmp_path,
+        cells={"plain": {}, "fused": {"fused": True}},
+        metrics=["seconds", "forward_seconds", "backward_seconds"],
+    )
+    made.race({"plain": 100.0, "fused": 100.0}, forward={"plain": 0.6, "fused": 0.3})
+    fused = compare.study_document(made.folder)["cells"][1]["metrics"]
+    found = {name: column["against_baseline"] for name, column in fused.items()}
+    assert found["forward_seconds"]["effect"] == pytest.approx(0.5, rel=0.01)
+    assert found["backward_seconds"]["effect"] == pytest.approx(2.0, rel=0.01)
+    verdicts = {name: against["verdict"] for name, against in found.items()}
+    assert verdicts == {"seconds": "the same", "forward_seconds": "faster", "backward_seconds": "slower"}
+    # 960 images, two epochs.
+    assert fused["forward_seconds"]["median"] == pytest.approx(0.3 * 100e-6 * 1.25 * 1920, rel=0.1)
+
+
+def test_bytes_that_are_the_same_in_every_start_were_counted_and_need_no_test(tmp_path: Path) -> None:
+    cells = {"adam": {}, "sgd": {"optimizer.name": "sgd"}, "uneven": {"optimizer.name": "rmsprop"}}
+    made = Made(tmp_path, cells=cells, metrics=["tensor_memory"])
+    made.race(dict.fromkeys(cells, 100.0), tensors={"adam": [2.82e6], "sgd": [2.75e6], "uneven": [2.7e6, 2.9e6]})
+    sgd, uneven = (cell["metrics"]["tensor_memory"] for cell in compare.study_document(made.folder)["cells"][1:])
+    assert sgd["against_baseline"]["verdict"] == "lower"
+    assert sgd["against_baseline"]["low"] == sgd["against_baseline"]["high"] == pytest.approx(2.75 / 2.82)
+    assert uneven["against_baseline"]["verdict"] == "not significant", "what differs from start to start is tested"
 
 
 def test_a_time_to_an_accuracy_is_epochs_of_trainings_times_the_epoch_of_turns(tmp_path: Path) -> None:

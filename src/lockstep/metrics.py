@@ -114,6 +114,16 @@ def memory_of_a_rank(summary: Mapping[str, Any]) -> int | None:
     return max(known, default=None)
 
 
+def _phase(name: str) -> Of:
+    """Seconds of a phase over all steps, the mean of the ranks."""
+
+    def seconds(run: RunView, target: float | None) -> float | None:
+        phases = run.phases()
+        return phases["mean_ns"][name] / 1e9 * len(run.steps(0)) if phases else None
+
+    return seconds
+
+
 def _core_seconds(run: RunView, target: float | None) -> float | None:
     seconds = _result(run, "train_seconds")
     return None if seconds is None else run.cores * seconds
@@ -149,12 +159,16 @@ METRICS: dict[str, Metric] = {
     "memory": Metric("memory of all ranks", "size", "bytes", of=_memory, usual=True),
     "deployed_accuracy": Metric("accuracy as deployed", "accuracy", "percent", of=_deployed_accuracy),
     "cpu_seconds": _recorded("train_cpu_seconds"),
+    "forward_seconds": Metric("forward", "time", "seconds", of=_phase("forward")),
+    "backward_seconds": Metric("backward", "time", "seconds", of=_phase("backward")),
     "core_seconds": Metric("core-seconds", "size", "seconds", of=_core_seconds),
     "seconds_to_target": Metric("time to {target}", "time", "seconds", of=_seconds_to_target),
     "cost_to_target": Metric("core-seconds to {target}", "size", "seconds", of=_cost_to_target),
     "memory_of_a_rank": Metric(
         "memory of a rank", "size", "bytes", of=lambda run, target: memory_of_a_rank(run.summary() or {})
     ),
+    # Counted in a race alone: it takes a profiler, which slows a run down.
+    "tensor_memory": Metric("memory of tensors", "size", "bytes", of=lambda run, target: None),
 }
 USUAL = tuple(name for name, metric in METRICS.items() if metric.usual)
 

@@ -51,6 +51,13 @@ amp_update_scale_ = torch._amp_update_scale_
 current_graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
 """The number of the backward pass that is under way in this thread; -1 outside of one."""
 
+
+def allocations(profile: Any) -> list[int]:
+    """Bytes that a profile with `profile_memory` saw allocated, or freed where negative, in the order of time."""
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+
+
 # The operators behind autograd. torch.autograd.grad would compute the forward pass again.
 batch_norm_backward = torch.ops.aten.native_batch_norm_backward
 convolution_backward = torch.ops.aten.convolution_backward

@@ -13,6 +13,7 @@ from lockstep.backends.costs.cells import Cell, summarise
 from lockstep.backends.costs.plan import Task, message_bytes, placement_for
 from lockstep.comms.pool import BrokenPool, ProcessPool, wrong_result
 from lockstep.errors import RunFailed
+from lockstep.rounds import rounds
 
 PROBE_CALLS = 2
 LEAST_CALLS, MOST_CALLS = 3, 1000
@@ -51,11 +52,13 @@ class Bench:
         self._seed = 0
 
     def run(self) -> list[Cell]:
-        finished = False
+        finished, grid = False, list(self._grid())
         try:
             for number in range(self.settings.rounds):
-                for position, (collective, size) in enumerate(self._grid()):
-                    for backend in self._in_turn(number + position):
+                for (collective, size), backends in zip(
+                    grid, rounds(self.settings.backends, len(grid), seed=number), strict=True
+                ):
+                    for backend in backends:
                         self._cell(backend, collective, size)
                     self.tell(f"{self.ranks} ranks, round {number + 1}/{self.settings.rounds}: {collective} {size:,} B")
             finished = True
@@ -69,12 +72,6 @@ class Bench:
         for collective in self.settings.collectives:
             for size in [0] if collective == "barrier" else self.settings.sizes:
                 yield collective, size
-
-    def _in_turn(self, shift: int) -> list[str]:
-        """The backends, each time starting with another one: none is always the first after a pause."""
-        names = self.settings.backends
-        shift %= len(names)
-        return [*names[shift:], *names[:shift]]
 
     def _cell(self, backend: str, collective: str, size: int) -> None:
         key = (backend, collective, size)

@@ -25,6 +25,7 @@ from lockstep.deploy.subject import CPU, Subject, load
 from lockstep.measure.memory import MemoryMeter
 from lockstep.quantize import convert
 from lockstep.quantize.scheme import Scheme
+from lockstep.rounds import calls_in, rounds
 from lockstep.run import Run
 
 # A sample of a route lasts at least this long, in as many calls as that takes.
@@ -109,17 +110,13 @@ def _times(
                 failed[name] = _reason(error)
                 del made[name]
         samples: dict[str, list[tuple[float, float]]] = {name: [] for name in made}
-        order, begin = list(made), perf_counter()
-        for number in range(request.rounds):
+        for order in rounds(list(made), request.rounds, least=LEAST_ROUNDS, seconds=request.seconds):
             for name in order:
                 start, cpu = perf_counter(), process_time()
                 for _ in range(calls[name]):
                     made[name](images)
                 wall, cpu = perf_counter() - start, process_time() - cpu
                 samples[name].append((wall / calls[name], cpu / calls[name]))
-            order = order[1:] + order[:1]
-            if number + 1 >= LEAST_ROUNDS and perf_counter() - begin > request.seconds:
-                break
     return samples
 
 
@@ -128,7 +125,7 @@ def _calls(call: Call, images: Tensor) -> int:
     call(images)
     start = perf_counter()
     call(images)
-    return max(1, round(SAMPLE_S / max(perf_counter() - start, 1e-6)))
+    return calls_in(SAMPLE_S, perf_counter() - start)
 
 
 def _growth(call: Call, subject: Subject, batch: int) -> int | None:

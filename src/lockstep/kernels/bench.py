@@ -15,6 +15,7 @@ from torch import Tensor
 from lockstep.kernels import dispatch
 from lockstep.kernels.candidates import Candidate, Shape, candidates, exact, result_size
 from lockstep.kernels.table import Layer
+from lockstep.rounds import calls_in, rounds
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -67,8 +68,8 @@ def measure(shape: Shape, batch: int, threads: int, how: How) -> Cell:
         clock = _clock(threads, how.device)
         counts = {way.name: _count(way, clock, how.seconds) for way in ways}
         times: dict[str, list[tuple[float, float]]] = {way.name: [] for way in ways}
-        for _ in range(how.rounds):
-            for way in ways:
+        for order in rounds(ways, how.rounds):
+            for way in order:
                 times[way.name].append(_time(way, clock, counts[way.name]))
         chosen = _chosen(shape, batch, threads, how.device)
     finally:
@@ -158,8 +159,7 @@ def _error(way: Candidate, exact: list[Tensor]) -> float:
 
 
 def _count(way: Candidate, clock: Callable[[], float], seconds: float) -> int:
-    once = sum(_time(way, clock, 1))
-    return max(1, min(1000, int(seconds / max(once, 1e-6))))
+    return calls_in(seconds, sum(_time(way, clock, 1)))
 
 
 def _time(way: Candidate, clock: Callable[[], float], count: int) -> tuple[float, float]:

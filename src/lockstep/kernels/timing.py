@@ -12,6 +12,7 @@ from lockstep.kernels import op
 from lockstep.kernels.table import PLAIN, Layer, Row
 from lockstep.kernels.way import Way, possible
 from lockstep.machine.cpu import waited_seconds
+from lockstep.rounds import calls_in, rounds
 
 # Beyond N milliseconds of one forward pass a larger batch is more of the same: it is not timed to its end.
 ENOUGH_S = 3e-3
@@ -26,8 +27,8 @@ MANY = 4096
 Call = Callable[[], Tensor]
 
 
-def measure(layer: Layer, rounds: int = ROUNDS, seconds: float = SECONDS) -> Row:
-    """`rounds` rounds, or as many as `seconds` are enough for.
+def measure(layer: Layer, most: int = ROUNDS, seconds: float = SECONDS) -> Row:
+    """`most` rounds, or as many as `seconds` are enough for.
 
     What counts is the shortest call of each contender: whatever else the machine does only makes calls longer. With one thread it is
     CPU time, which other processes disturb least; with several, threads that had to wait for a processor mark the times as disturbed.
@@ -40,16 +41,10 @@ def measure(layer: Layer, rounds: int = ROUNDS, seconds: float = SECONDS) -> Row
         for call in contenders.values():
             _shortest(call, operands, 1, clock)
         # As many calls of each, so that none has more chances to be lucky.
-        count = max(1, min(50, int(WINDOW_S / sum(_shortest(contenders[PLAIN], operands, 1, clock)))))
+        count = calls_in(WINDOW_S, sum(_shortest(contenders[PLAIN], operands, 1, clock)), most=50)
         times: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
-        names = list(contenders)
-        first = perf_counter()
-        for number in range(rounds):
-            if number >= LEAST_ROUNDS and perf_counter() - first > seconds:
-                break
-            # Another order every time: no contender always finds the caches as the same other one leaves them.
-            turn = number % len(names)
-            for name in (*names[turn:], *names[:turn]):
+        for order in rounds(list(contenders), most, least=LEAST_ROUNDS, seconds=seconds):
+            for name in order:
                 times[name].append(_shortest(contenders[name], operands, count, clock))
     forward = {name: round(1e3 * min(f for f, _ in found), 5) for name, found in times.items()}
     backward = {name: round(1e3 * min(b for _, b in found), 5) for name, found in times.items()}

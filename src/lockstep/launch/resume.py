@@ -12,9 +12,13 @@ from lockstep.run import CHECKPOINTS, Run
 from lockstep.settings import dotted, load
 
 
+def has_checkpoint(run: Run) -> bool:
+    return any((run.folder / CHECKPOINTS).glob("step-*.json"))
+
+
 def resumed(run: Run, words: tuple[str, ...]) -> tuple[Recipe, Placement]:
     """The recipe and the placement to go on with."""
-    if not any((run.folder / CHECKPOINTS).glob("step-*.json")):
+    if not has_checkpoint(run):
         raise InputError(
             f"--resume {run.id}: it has no checkpoint (it was run without --checkpoint-every): start it anew"
         )

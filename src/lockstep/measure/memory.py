@@ -1,12 +1,17 @@
-"""Peak memory of a rank as growth over the start of training; unknown is None, never 0."""
+"""Peak memory of a rank: as growth of what the system gave it since the start of training, and as the bytes of its tensors.
+
+Unknown is None, never 0.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
 
 def _status_bytes(field: str) -> int | None:
@@ -53,6 +58,48 @@ class MemoryMeter:
         if peak is None or peak <= self._floor:
             return None
         return max(0, peak - self.start_bytes)
+
+
+class TensorMeter:
+    """The bytes of all tensors at the peak of the steps between its making and `close`, the data set left out.
+
+    They are those that were there before (`kept`: weights, gradients, the optimizer's state), and what the steps take beside them, counted by
+    PyTorch's allocator. So the same step has the same bytes every time, on every machine, unlike the resident set.
+    """
+
+    def __init__(self, device: torch.device, kept: Iterable[Tensor]) -> None:
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        self._device = device
+        self._kept = bytes_of(kept)
+        self._profile: profile | None = None
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            self._before = torch.cuda.memory_allocated(device)
+        else:
+            self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+            self._profile.start()
+
+    def close(self) -> int:
+        import torch
+
+        from lockstep.torch_private import allocations
+
+        if self._profile is None:
+            return self._kept + torch.cuda.max_memory_allocated(self._device) - self._before
+        self._profile.stop()
+        taken = peak = 0
+        for size in allocations(self._profile):
+            taken += size
+            peak = max(peak, taken)
+        return self._kept + peak
+
+
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    """What they hold in this process; those that share their memory count once."""
+    local = [getattr(tensor, "to_local", lambda tensor=tensor: tensor)() for tensor in tensors]
+    return sum({(s := tensor.untyped_storage()).data_ptr(): s.nbytes() for tensor in local}.values())
 
 
 def available_bytes() -> int | None:

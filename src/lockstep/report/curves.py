@@ -35,7 +35,11 @@ def charts(subject: Subject) -> list[Lines]:
 def by_epoch(subject: Subject, name: str) -> Lines | None:
     """The plot of accuracy or loss after each epoch."""
     several = len(subject.trained) > 1
-    series = [line for group in subject.trained for line in _of_cell(subject, group, name, several)]
+    series = [
+        line
+        for group in subject.trained
+        for line in (*_of_cell(subject, group, name, several), *_published(subject, group, name, several))
+    ]
     if not series:
         return None
     compared = [line for line in series if line.role == "test"] or [line for line in series if line.role == "train"]
@@ -70,6 +74,21 @@ def _of_cell(subject: Subject, group: Group, name: str, several: bool) -> list[S
     for rank, curve in enumerate(ranks[:MOST_RANKS] if len(ranks) > 1 else []):
         colour = hue.name if several else f"c{(rank + 2) % 8}"
         found.append(_line(f"{before}rank {rank}", colour, [curve], [], "ranks", True, shown))
+    return [line for line in found if line]
+
+
+def _published(subject: Subject, group: Group, name: str, several: bool) -> list[Series]:
+    """What a report's own curve was, beside ours."""
+    sources = subject.study.read().study.published if subject.study else []
+    hue, before = subject.colour(group), f"{group.name}, " if several else ""
+    found = []
+    for source in sources:
+        for role, shown_as in (("test", "published"), ("train", "train")):
+            points = {each.epoch: getattr(each, f"{role}_{name}", None) for each in source.curves.get(group.name, [])}
+            known = {epoch: value for epoch, value in points.items() if value is not None}
+            label = f"{before}{role} published, {source.source.partition(':')[0]}"
+            colour = hue.name if several else "c2" if role == "test" else "c3"
+            found.append(_line(label, colour, [known], [], shown_as, True, True))
     return [line for line in found if line]
 
 

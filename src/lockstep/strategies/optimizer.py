@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import torch
@@ -18,7 +19,7 @@ def numbers_of(state: State, count: int) -> Sequence[int]:
     return [int(number) for number in state[WHICH]] if WHICH in state else range(count)
 
 
-class Optimizer:
+class Optimizer(ABC):
     """The base class of optimizers."""
 
     parameters: list[nn.Parameter]
@@ -26,16 +27,20 @@ class Optimizer:
     momentum: float
     """SGD's and RMSprop's momentum, or Adam's beta1: what a one-cycle schedule moves beside the learning rate."""
 
+    @abstractmethod
     def step(self) -> None:
         """Update the parameters from their gradients."""
-        raise NotImplementedError
 
-    def exchange(self) -> None:
+    def exchange(self) -> None:  # noqa: B027 (most have nothing to do here)
         """After `step`: send what this rank has updated to the others. An optimizer that is not divided has nothing to send."""
 
+    @abstractmethod
     def state(self) -> State:
         """What a checkpoint must keep to go on from here. Collective where the optimizer is divided over the ranks."""
-        raise NotImplementedError
+
+    def own_state(self) -> State:
+        """What of it this rank holds."""
+        return self.state()
 
     @torch.no_grad()
     def load_state(self, state: State) -> None:

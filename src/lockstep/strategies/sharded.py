@@ -60,5 +60,8 @@ class ShardedOptimizer(Optimizer):
     def state(self) -> State:
         return self._sharding.gather(self.inner.state())
 
+    def own_state(self) -> State:
+        return self.inner.state()
+
     def load_state(self, state: State) -> None:
         self.inner.load_state(self._sharding.part(state))

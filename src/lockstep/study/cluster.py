@@ -16,8 +16,9 @@ from lockstep.launch.slurm import launcher as slurm
 from lockstep.launch.slurm.job import LEAVE_S, RECORD, end
 from lockstep.launch.stall import Stalled, StallWatch
 from lockstep.run import DATA, ENDED, Run, Spec, read_json
-from lockstep.study.execute import Session, begin, keep
+from lockstep.study.execute import begin, keep
 from lockstep.study.plan import Item
+from lockstep.study.session import Session
 
 # Schedulers limit how many jobs a user may have; the others wait here.
 AT_ONCE = 32

@@ -15,10 +15,12 @@ from lockstep import toml
 from lockstep.errors import InputError
 from lockstep.metrics import METRICS, USUAL
 from lockstep.placement import Placement
-from lockstep.recipe import PositiveFloat, Recipe
+from lockstep.recipe import Positive, PositiveFloat, Recipe
 from lockstep.run import check_name
 from lockstep.settings import load
+from lockstep.shapes import Number
 
+Share = Annotated[float, Meta(ge=0, le=1)]
 Keys = dict[str, Any]
 """Settings as people write them: dotted recipe and placement keys."""
 
@@ -38,12 +40,24 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The explanation if ours differs."""
 
 
+class PublishedEpoch(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One epoch of a published learning curve: [7, 0.79132, 0.7417, 0.74]."""
+
+    epoch: Positive
+    train_accuracy: Share
+    test_accuracy: Share
+    test_loss: Number | None = None
+    """Of a sample."""
+
+
 class Published(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a report found, shown beside our figures."""
 
     source: str
     figures: dict[str, str] = {}
     """Cell -> its published figures, as text."""
+    curves: dict[str, list[PublishedEpoch]] = {}
+    """Cell -> its published learning curve."""
     claims: list[Claim] = []
 
 
@@ -120,6 +134,8 @@ def check(study: Study) -> Study:
         known("published.claims", "cell", claim.more, cells)
         known("published.claims", "cell", claim.less, cells)
         known("published.claims", "metric", claim.metric, METRICS)
+    for cell in [cell for published in study.published for cell in published.curves]:
+        known("published.curves", "cell", cell, cells)
     for cell, keys in cells.items():
         if "seed" in keys:
             raise InputError(

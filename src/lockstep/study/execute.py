@@ -5,118 +5,28 @@ Stopped or killed at any moment, it goes on where it was.
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from lockstep.errors import InputError, RunCancelled, RunFailed
 from lockstep.launch import execute
+from lockstep.launch.resume import has_checkpoint
 from lockstep.launch.slurm.launcher import allocation
-from lockstep.launch.supervise import Progress
 from lockstep.reading import Damaged, exists
 from lockstep.run import Options, Part, Run, Spec
-from lockstep.study import estimate, proof, racing, timing
+from lockstep.study import proof, racing, timing
 from lockstep.study.folder import StudyFolder
-from lockstep.study.plan import LOOKS, Item, PlanChanged, Planned, apart, outcome, prepared
-from lockstep.study.seeds import undecided
-from lockstep.turns import Race
+from lockstep.study.plan import Item, PlanChanged, Planned, apart, outcome, prepared
+from lockstep.study.session import GIVE_UP_AFTER, Session, Step, Watcher
 from lockstep.units import clock
 
-# A cell that failed this often and never succeeded is not tried again: it would fail again.
-GIVE_UP_AFTER = 2
 # A race of less than this is not begun.
 LEAST_RACE_S = 5.0
-
-
-@dataclass
-class Step:
-    """The progress of the study, for display."""
-
-    item: Item
-    place: str
-    """The cell in which it is trained."""
-    number: int
-    total: int
-    left_seconds: float
-
-
-class Watcher:
-    """Receives events; this one ignores them."""
-
-    def raced(self, race: Race) -> None:
-        return None
-
-    def begins(self, step: Step) -> Progress | None:
-        return None
-
-    def ended(self, step: Step, record: dict[str, Any]) -> None:
-        return None
-
-    def says(self, text: str) -> None:
-        return None
-
-
-@dataclass
-class Session:
-    """One call of `run`: its arguments and its state."""
-
-    folder: StudyFolder
-    planned: Planned
-    options: Options
-    runs: Path
-    watcher: Watcher
-    states: dict[str, str] = field(default_factory=dict)
-    """By digest: done, failed, to do."""
-    jobs: dict[str, Run] = field(default_factory=dict)
-    """By digest: Slurm jobs that an earlier call left under way."""
-    costs: dict[str, float] = field(default_factory=dict)
-    """By cell: seconds for an image, where it has raced."""
-    failed_in: set[tuple[str, str]] = field(default_factory=set)
-    """Recipes (by their first cell), and cells in which their training failed."""
-    spent: float = 0.0
-    clock: Callable[[], float] = time.time
-
-    def needed(self) -> list[Item]:
-        """The trainings that are to be made next: up to the first look at which not all are, of those that are not told apart by then."""
-        undecided_yet = {item.cell for item in self.planned.items}
-        for look in LOOKS:
-            items = [
-                item
-                for item in self.planned.items
-                if item.repeat < look * self.planned.study.repeats and item.cell in undecided_yet
-            ]
-            to_do = [item for item in items if self.states[item.digest] == "to do" and not self.given_up(item.cell)]
-            if to_do:
-                return to_do
-            undecided_yet = undecided(self.folder, self.planned, look * self.planned.study.repeats)
-        return []
-
-    def place(self, item: Item) -> str:
-        """The cell in which this is trained: the fastest of those that compute it."""
-        alike = [cell.name for cell in self.planned.alike(item.cell) if cell.left_out is None]
-        able = [name for name in alike if (item.cell, name) not in self.failed_in] or alike
-        return min(able, key=lambda name: self.costs.get(name, math.inf))
-
-    def step(self, item: Item, left_seconds: float = 0.0) -> Step:
-        done = sum(state != "to do" for state in self.states.values())
-        return Step(item, self.place(item), done + 1, done + len(self.needed()), left_seconds)
-
-    def stopped(self) -> RunCancelled:
-        return RunCancelled(f"stopped; run the same command again to go on with study '{self.folder.name}'")
-
-    def given_up(self, cell: str) -> bool:
-        alike = [other for other in self.planned.alike(cell) if other.left_out is None]
-        if any((cell, other.name) not in self.failed_in for other in alike) and len(alike) > 1:
-            return False
-        states = [self.states[item.digest] for item in self.planned.items if item.cell == cell]
-        return "done" not in states and states.count("failed") >= GIVE_UP_AFTER
+# A training that takes longer than this keeps a checkpoint after every epoch: stopped or killed, it goes on from there.
+LONG_TRAINING_S = 120.0
 
 
 def run(
@@ -209,6 +119,8 @@ def _look(session: Session, again: bool) -> None:
     there = session.folder.runs_of(session.planned.items)
     for item in session.planned.items:
         state = outcome(there.get(item.digest), again)
+        if state == "to do" and item.digest in there and has_checkpoint(there[item.digest]):
+            session.cut[item.digest] = there[item.digest]
         if state == "busy":
             if session.planned.cell(item.cell).placement.launcher != "slurm":
                 raise InputError(f"run {there[item.digest].id} is under way in another process: wait for it to end")
@@ -223,7 +135,7 @@ def _one_by_one(session: Session, items: list[Item]) -> bool:
     for number, item in enumerate(items):
         if session.states[item.digest] != "to do" or session.given_up(item.cell):
             continue
-        seconds = estimate.of_cells(session.planned, session.folder.records(), session.runs, session.costs)
+        seconds = session.seconds()
         if _budget_is_spent(session, seconds[session.place(item)].seconds):
             return False
         left = sum(seconds[session.place(other)].seconds for other in items[number:])
@@ -244,10 +156,14 @@ def _budget_is_spent(session: Session, next_s: float) -> bool:
 
 def begin(session: Session, item: Item) -> tuple[Run, Spec]:
     """A planned training that is about to start; its study knows its name before the run exists."""
-    place = session.place(item)
+    place, options = session.place(item), session.options
+    if session.seconds()[place].seconds > LONG_TRAINING_S:
+        options = msgspec.structs.replace(options, checkpoint_every=1)
+    if item.digest in session.cut:
+        options = msgspec.structs.replace(options, resume_from=str(session.cut[item.digest].folder.absolute()))
     part = Part(study=session.folder.name, cell=place, block=item.repeat)
     known = partial(session.folder.begins, item)
-    return prepared(session.planned, item, place, session.options, session.runs, part, known)
+    return prepared(session.planned, item, place, options, session.runs, part, known)
 
 
 def _one(session: Session, step: Step) -> None:

@@ -37,6 +37,7 @@ class Started(msgspec.Struct, frozen=True, kw_only=True):
     evaluation: Number | None = None
     memory: Number | None = None
     memory_of_a_rank: Number | None = None
+    tensor_memory: Number | None = None
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,13 +76,15 @@ class Raced:
 
     def ratio(self, contender: str, baseline: str, clock: estimate.Clock = "wall") -> Ratio:
         """As the race settled it. What it was not asked for, or has not looked at yet, is not settled, whatever its windows say."""
-        for one in self.state.ratios if clock == "wall" else self.state.cpu_ratios:
-            if (one.contender, one.baseline) == (contender, baseline):
-                return one
-            if (one.contender, one.baseline) == (baseline, contender):
-                return inverse(one)
+        asked = False
+        for one in self.state.cpu_ratios if clock == "cpu" else self.state.ratios:
+            if {one.contender, one.baseline} == {contender, baseline}:
+                asked = one.n > 0
+                if clock in ("wall", "cpu"):
+                    return one if one.contender == contender else inverse(one)
         (now,) = estimate.ratios(self.windows, [(contender, baseline)], MARGIN_RATIO, clock)
-        return msgspec.structs.replace(now, verdict="not settled")
+        # A phase is looked at once, after the last look at the whole step, and at the same level.
+        return now if asked and self.state.over else msgspec.structs.replace(now, verdict="not settled")
 
 
 def inverse(ratio: Ratio) -> Ratio:
@@ -117,15 +120,11 @@ class CellTime:
 
     @cached_property
     def wall(self) -> dict[int, float]:
-        return self._costs("wall")
-
-    @cached_property
-    def cpu(self) -> dict[int, float]:
-        return self._costs("cpu")
+        """Seconds for an image."""
+        return self.costs("wall")
 
     @cached_property
     def cost(self) -> float:
-        """Seconds for an image."""
         return statistics.median(self.wall.values())
 
     @cached_property
@@ -134,7 +133,7 @@ class CellTime:
         known = [start.evaluation for start in self.started if start.evaluation is not None]
         return statistics.median(known) if known else None
 
-    def _costs(self, clock: estimate.Clock) -> dict[int, float]:
+    def costs(self, clock: estimate.Clock) -> dict[int, float]:
         by_start: dict[int, list[Window]] = {}
         for window in self.windows:
             by_start.setdefault(window.start, []).append(window)
@@ -166,21 +165,26 @@ def _scaled(values: Mapping[int, float], factor: float) -> dict[int, float]:
     return {start: factor * value for start, value in values.items()}
 
 
-def _memory(time: CellTime) -> dict[int, float]:
-    return {start.start: start.memory for start in time.started if start.memory is not None}
+def _at_start(name: str) -> Callable[[CellTime], dict[int, float]]:
+    """What was looked at once in each start."""
 
+    def values(time: CellTime) -> dict[int, float]:
+        found = {start.start: getattr(start, name) for start in time.started}
+        return {start: value for start, value in found.items() if value is not None}
 
-def _memory_of_a_rank(time: CellTime) -> dict[int, float]:
-    return {start.start: start.memory_of_a_rank for start in time.started if start.memory_of_a_rank is not None}
+    return values
 
 
 VALUES: dict[str, Callable[[CellTime], dict[int, float]]] = {
     "seconds": lambda time: _scaled(time.wall, time.whole_images),
     "images_per_second": lambda time: {start: 1 / cost for start, cost in time.wall.items()},
-    "cpu_seconds": lambda time: _scaled(time.cpu, time.whole_images),
+    "cpu_seconds": lambda time: _scaled(time.costs("cpu"), time.whole_images),
+    "forward_seconds": lambda time: _scaled(time.costs("forward"), time.whole_images),
+    "backward_seconds": lambda time: _scaled(time.costs("backward"), time.whole_images),
     "core_seconds": lambda time: _scaled(time.wall, time.cell.cores * time.whole_images),
-    "memory": _memory,
-    "memory_of_a_rank": _memory_of_a_rank,
+    "memory": _at_start("memory"),
+    "memory_of_a_rank": _at_start("memory_of_a_rank"),
+    "tensor_memory": _at_start("tensor_memory"),
 }
 
 

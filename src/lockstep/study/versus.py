@@ -17,12 +17,14 @@ from lockstep.study.gather import Group
 from lockstep.study.observed import images_of, observed
 from lockstep.study.plan import LOOKS
 from lockstep.study.timing import CellTime
-from lockstep.turns.estimate import Ratio
+from lockstep.turns.estimate import Clock, Ratio
 
+COUNTED = "tensor_memory"
 LOOK_ALPHA = ALPHA / len(LOOKS)
 """A study compares accuracies after each look, and stops when they are told apart: each look has its share of the error."""
+CLOCKS: dict[str, Clock] = {"cpu_seconds": "cpu", "forward_seconds": "forward", "backward_seconds": "backward"}
 # What a race measures at each start, without comparing it itself.
-MEASURED_BY_START = ("memory", "memory_of_a_rank")
+MEASURED_BY_START = ("memory", "memory_of_a_rank", "tensor_memory")
 
 
 def versus(group: Group, base: Group, metric: str, target: float | None) -> Comparison:
@@ -42,6 +44,8 @@ def versus_all(
     for index, (group, base) in enumerate(sides):
         if group.time and base.time and figure.by_ratio and metric not in MEASURED_BY_START:
             found[index] = _in_turns(group, group.time, base, base.time, metric, target)
+        elif metric == COUNTED and (exact := _counted(group, base)):
+            found[index] = exact
         elif not figure.by_ratio and _trainings(group) == _trainings(base) != ():
             found[index] = Comparison(len(group.done), 0.0, 0.0, 0.0, "the same", None, "the same trainings")
         else:
@@ -52,6 +56,15 @@ def versus_all(
     for indices, comparison in zip(family.values(), compare_family(pairs, figure.kind, alpha), strict=True):
         found |= dict.fromkeys(indices, comparison)
     return [found[index] for index in range(len(sides))]
+
+
+def _counted(group: Group, base: Group) -> Comparison | None:
+    """Bytes that are the same in every start were counted, not measured: there is nothing to be unsure of."""
+    ours, theirs = ({*observed(side, COUNTED, None).values()} for side in (group, base))
+    if len(ours) != 1 or len(theirs) != 1:
+        return None
+    ratio, kind = ours.pop() / theirs.pop(), METRICS[COUNTED].kind
+    return Comparison(1, ratio, ratio, ratio, _by_interval(ratio, ratio, kind), None, "counted")
 
 
 def _trainings(group: Group) -> tuple[str, ...]:
@@ -70,7 +83,7 @@ def _in_turns(
 ) -> Comparison:
     """A time: the race's ratio for an image, times how many images each side trains, and for cost how many cores it holds."""
     kind = METRICS[metric].kind
-    ratio = ours.race.ratio(ours.cell.name, theirs.cell.name, "cpu" if metric == "cpu_seconds" else "wall")
+    ratio = ours.race.ratio(ours.cell.name, theirs.cell.name, CLOCKS.get(metric, "wall"))
     if metric == "images_per_second":
         return _raced(ratio, 1.0, kind)
     cores = group.cores / base.cores if metric in ("core_seconds", "cost_to_target") else 1.0

@@ -16,6 +16,7 @@ from lockstep import strategies
 from lockstep.backends import group
 from lockstep.backends.ranks import Rank
 from lockstep.measure.records import PHASES
+from lockstep.rounds import rounds
 from lockstep.run import Probe, Run, Spec, write_atomic
 from lockstep.torch_private import default_store
 from lockstep.training.lanes import FEWEST_STEPS, MOST_ROUNDS, MOST_STEPS, WARM_STEPS, Lane, Lanes
@@ -65,18 +66,16 @@ def measure(run: Run, spec: Spec, rank: Rank, device: torch.device) -> None:
     assert probe is not None
     lanes = _lanes(run, spec, rank, device, probe)
     gate = Gate(rank)
-    rounds = _warm_up(lanes, rank, gate, probe.seconds)
-    for number in range(rounds):
+    count = _warm_up(lanes, rank, gate, probe.seconds)
+    for number, order in enumerate(rounds(lanes.built, count), 1):
         if rank.is_first:
-            _show(run, number + 1, rounds)
-        # Another order every time: no way always comes after the same one.
-        turn = number % len(lanes.built)
-        for lane in (*lanes.built[turn:], *lanes.built[:turn]):
+            _show(run, number, count)
+        for lane in order:
             gate.wait()
             if lane.everyone or rank.is_first:
                 lane.run(lane.steps)
     gate.wait()
-    ways = [_way(lanes, lane, rounds, rank) for lane in lanes.built]
+    ways = [_way(lanes, lane, count, rank) for lane in lanes.built]
     if rank.is_first:
         write_atomic(run.folder / FILE, {"ways": msgspec.to_builtins(ways)})
         run.write_status("done")

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from time import perf_counter, process_time
 from typing import IO, Any, cast
 
-from lockstep.measure.memory import MemoryMeter
+from torch import Tensor
+
+from lockstep.measure.memory import MemoryMeter, TensorMeter
 from lockstep.measure.recorder import Recorder
 from lockstep.run import ANSWERS, DESK, ORDERS, read_json
 from lockstep.training.context import Context
@@ -29,10 +31,18 @@ class Parted(BaseException):
 class Turns:
     """Counts the steps of a loop, whoever wrote it, and holds it at the end of each window."""
 
-    def __init__(self, context: Context, recorder: Recorder, evaluate: Callable[[], object] | None = None) -> None:
-        """`evaluate` tests the model once; a script's own test is not known."""
+    def __init__(
+        self,
+        context: Context,
+        recorder: Recorder,
+        evaluate: Callable[[], object] | None = None,
+        kept: Callable[[], Iterable[Tensor]] | None = None,
+    ) -> None:
+        """`evaluate` tests the model once, `kept` are the tensors that last from step to step; those of a script are not known."""
         folder = context.run.rank_folder(context.rank.rank)
-        self._recorder, self._evaluate = recorder, evaluate
+        self._recorder, self._evaluate, self._kept = recorder, evaluate, kept
+        self._device = context.device
+        self._tensors: TensorMeter | None = None
         self._memory = MemoryMeter(context.device)
         desk = read_json(context.run.folder / DESK)
         if desk:
@@ -79,7 +89,10 @@ class Turns:
         if self._samples:
             wall, cpu = self._spent
             used, phases = process_time() - self._asked, self._recorder.log.phase_seconds(self._row)
-            self._answer({"samples": self._samples, "wall": wall, "cpu": cpu, "used": used, "phases": phases})
+            tensors = self._tensors.close() if self._tensors else None
+            self._answer(
+                {"samples": self._samples, "wall": wall, "cpu": cpu, "used": used, "phases": phases, "tensors": tensors}
+            )
         self._samples, self._spent = 0, [0.0, 0.0]
 
     def _await_order(self) -> None:
@@ -91,6 +104,8 @@ class Turns:
             self._answers.close()
             raise Parted
         self._lead, self._steps, self._asked = order["lead"], order["steps"], process_time()
+        counted = self._kept if order.get("tensors") else None
+        self._tensors = TensorMeter(self._device, counted()) if counted else None
 
     def _look(self) -> dict[str, float | None]:
         """What of a training is not in its steps: the time of one evaluation, and the memory that all of it has needed so far."""

@@ -31,7 +31,8 @@ LEAST_ROUNDS = 3
 # A window in which the system counted no processor time at all.
 LEAST_S = 1e-9
 
-Clock = Literal["wall", "cpu"]
+Clock = Literal["wall", "cpu", "forward", "backward"]
+"""All of a step, or what one of its phases took of the wall."""
 Pair = tuple[str, str]
 """A contender, and the one that it is compared with."""
 Verdict = Literal["faster", "slower", "the same", "not settled"]
@@ -57,7 +58,8 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
     def cost(self, clock: Clock) -> float:
         """Seconds for each sample."""
-        return max(self.wall if clock == "wall" else self.cpu, LEAST_S) / self.samples
+        seconds = {"wall": self.wall, "cpu": self.cpu}.get(clock, self.phases.get(clock, 0.0))
+        return max(seconds, LEAST_S) / self.samples
 
 
 class Ratio(msgspec.Struct, frozen=True, kw_only=True):

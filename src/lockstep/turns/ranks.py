@@ -26,7 +26,7 @@ from lockstep.turns.lines import LOOK_S, Desk, Lines, Pipes
 
 # How long the ranks of a placement may take to start (many may start side by side), and a window beyond what slow steps take.
 START_S = 180.0
-WINDOW_S, SLOWEST_STEP_S = 60.0, 10.0
+WINDOW_S, SLOWEST_STEP_S = 60.0, 60.0
 EVALUATION_S = 600.0
 # Of one rank: Python, torch, a small net and its data.
 RANK_BYTES = 300 << 20
@@ -55,6 +55,8 @@ class Look(NamedTuple):
     """Bytes by which all ranks together have grown."""
     memory_of_a_rank: float | None
     """Of the rank that has grown most."""
+    tensor_memory: float | None
+    """Bytes of the tensors of all ranks at the peak of a step."""
 
 
 class Ranks:
@@ -113,11 +115,15 @@ class Ranks:
         self._order({"look": True})
         found = self._collect(EVALUATION_S)
         seconds, growths = [answer["evaluation"] for answer in found], [answer["memory"] for answer in found]
+        # After the growth was read: a profiler takes memory of its own.
+        self._order({"lead": 0, "steps": 1, "tensors": True})
+        tensors = [answer["tensors"] for answer in self._collect(WINDOW_S + SLOWEST_STEP_S)]
         known = None not in growths
         return Look(
             None if None in seconds else max(seconds),
             float(sum(growths)) if known else None,
             float(max(growths)) if known else None,
+            None if None in tensors else float(sum(tensors)),
         )
 
     def _order(self, document: dict[str, Any]) -> None:
