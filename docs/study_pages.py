@@ -7,6 +7,7 @@ docs/studies/README.md               the claims of all of them, counted
 
 from __future__ import annotations
 
+import json
 import statistics
 import sys
 import tempfile
@@ -34,6 +35,23 @@ its claims were judged by both ([how a study works](../studies.md)). A published
 by its shape (which cell has more, and by what ratio), never in seconds. Each page is written by
 `docs/study_pages.py` from the pack beside it, which `lockstep study unpack` reads on any machine.
 """
+FOOT = """
+## Every table of the reports
+
+| report | its table | ours |
+|---|---|---|
+| A | one and two GPUs, batch 32 and 256; the curve by epoch; batch norm, dropout, early stopping | [cifar](cifar.md) |
+| A | mixed precision | `lockstep study run precision` ([precision](../precision.md)) |
+| A0 | five regularizers | `lockstep study run regularization` ([regularization](../regularization.md)) |
+| A | which collective works on which backend | [comms](../comms.md#capabilities) |
+| A, B, C, D | backends | [backends](backends.md) |
+| B | launchers; batch sizes; accumulation; optimizers | [launchers](launchers.md), [batch-size](batch-size.md), [accumulation](accumulation.md), [optimizers](optimizers.md) |
+| C | the fused kernel, forward and backward | `lockstep study run fused-kernel` ([kernels](../kernels.md)) |
+| C | CIFAR-10 with augmentation | `lockstep study run augmentation` ([augmentation](../augmentation.md)) |
+| C | batch sizes on two GPUs | [batch-size](batch-size.md) |
+| D | nodes x cores: time, accuracy | [topology](topology.md), [scaling](scaling.md); what it leaves open: [d-open-settings](d-open-settings.md) |
+| D | quantization-aware training; sizes, inference and memory of int8 | [quantization](quantization.md) |
+"""
 WORDS = ("agrees", "differs", "not settled", "not measured here")
 
 
@@ -48,7 +66,7 @@ def main(runs: Path | None) -> None:
             document = study_document(folder)
             (HERE / f"{folder.name}.md").write_text(page(folder, document))
             rows.append(row(folder.name, document))
-    (HERE / "README.md").write_text("\n".join([HEAD, *table(rows), ""]))
+    (HERE / "README.md").write_text("\n".join([HEAD, *table(rows), FOOT]))
 
 
 def row(name: str, document: dict[str, Any]) -> dict[str, Any]:
@@ -97,6 +115,7 @@ def page(folder: StudyFolder, document: dict[str, Any]) -> str:
         for group in groups:
             if group.name in stated.curves and group.done:
                 lines += curve(group, stated.curves[group.name])
+    lines += deployed(folder.name)
     lines += ["", f"    lockstep study unpack docs/studies/{folder.name}{ENDING}", f"    lockstep report {folder.name}"]
     return "\n".join(part for line in lines for part in wrapped(line)) + "\n"
 
@@ -164,6 +183,24 @@ def claims(published: dict[str, Any], metrics: list[str]) -> list[str]:
         why = f": {claim['why']}" if claim["why"] and claim["verdict"] in ("differs", "not settled") else ""
         lines.append(f"| {claim['text']} | {theirs} | {ours} | **{claim['verdict']}**{why} |")
     return lines
+
+
+def deployed(name: str) -> list[str]:
+    """What `lockstep quantize --measure --profile --json` found of the same net, where that was kept beside the pack."""
+    file = HERE / f"{name}.deployed.json"
+    if not file.exists():
+        return []
+    document = json.loads(file.read_text())
+    rows = [[row["what"], row["published"], row["ours"]] for row in document["published"]]
+    return [
+        "",
+        "## The int8 model: sizes, inference, memory",
+        "",
+        "    lockstep run published/d-mnist quantize=qat",
+        "    lockstep quantize last --method qat --engine qnnpack --measure --profile",
+        "",
+        *(f"| {' | '.join(row)} |" for row in [["what", "published", "here"], ["---"] * 3, *rows]),
+    ]
 
 
 def curve(group: Group, published: list[PublishedEpoch]) -> list[str]:

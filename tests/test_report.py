@@ -33,7 +33,7 @@ from lockstep.report.views import Bars, Lines, Report, Scatter, Waterfall
 from lockstep.run import Options, Run, Spec, append_line, write_atomic
 from lockstep.settings import load
 from lockstep.study.compare import study_document
-from lockstep.study.definition import Claim, Published, Study
+from lockstep.study.definition import Claim, Published, PublishedEpoch, Study
 from lockstep.study.folder import StudyFolder
 from lockstep.study.plan import Cell as PlannedCell
 from lockstep.study.plan import Item, Planned
@@ -522,7 +522,8 @@ def study_folder(
         Claim(text="more is faster", metric="seconds", more=names[0], less=names[-1], ratio=1.5),
         Claim(text="more is worse", metric="accuracy", more=names[0], less=names[-1]),
     ]
-    published = Published(source="A: a report", figures={names[0]: "160.7 s"}, claims=claims)
+    curve = [PublishedEpoch(1, 0.5, 0.55), PublishedEpoch(2, 0.7, 0.65, 1.1)]
+    published = Published(source="A: a report", figures={names[0]: "160.7 s"}, claims=claims, curves={names[0]: curve})
     study = Study(
         name="mine",
         about="what it is about",
@@ -545,6 +546,20 @@ def test_published_figures_stand_beside_the_measured_ones(folders: Folders) -> N
     time, accuracy = part.published[0].claims
     assert time.figures.startswith("published 1.50×, here 1.1")
     assert accuracy.figures.startswith("here +1.00 points"), "a difference, not a ratio"
+
+
+def test_a_published_curve_is_drawn_beside_ours(folders: Folders) -> None:
+    study_folder(folders, {"one": (RECIPE, ALONE), "two": (RECIPE, BOTH)}, 3)
+    part = report(of_names(["mine"], folders.root)).parts[0]
+    accuracy, loss = (chart for chart in part.charts if chart.id in ("accuracy", "loss"))
+    assert isinstance(accuracy, Lines)
+    assert isinstance(loss, Lines)
+    drawn = {line.name: line for line in accuracy.series if "published" in line.name}
+    assert list(drawn) == ["one, test published, A", "one, train published, A"]
+    assert drawn["one, test published, A"].y == [0.55, 0.65]
+    assert (drawn["one, test published, A"].role, drawn["one, train published, A"].role) == ("published", "train")
+    (test_loss,) = [line for line in loss.series if "published" in line.name]
+    assert (test_loss.x, test_loss.y) == ([2], [1.1]), "where the report has it"
 
 
 def test_every_metric_is_drawn_by_page_terminal_and_plots(

@@ -186,6 +186,12 @@ def test_whole_trainings_check_what_turns_say_and_early_stopping_counts(tmp_path
     assert stopped.document["cells"][0]["metrics"]["seconds"]["median"] == pytest.approx(steps / 2, rel=0.01)
 
 
+def test_a_study_that_asks_nothing_about_time_does_not_race(tmp_path: Path) -> None:
+    cells = {"a": {}, "b": {"optimizer.lr": 0.01}}
+    assert racing.racing(Made(tmp_path / "learned", cells=cells, metrics=["accuracy"]).planned) == []
+    assert racing.racing(Made(tmp_path / "timed", cells=cells, metrics=["accuracy", "seconds_to_target"]).planned)
+
+
 def test_claims_about_any_two_cells_are_asked_of_the_race(tmp_path: Path) -> None:
     claims = [
         Claim(text="3 is slower than 2", metric="seconds", more="ranks=3", less="ranks=2"),

@@ -15,6 +15,7 @@ from torch.nn import functional
 from lockstep import models
 from lockstep.data import open_data
 from lockstep.data.batches import Batches, sample_order
+from lockstep.measure.memory import TensorMeter
 from lockstep.measure.records import read_steps
 from lockstep.recipe import Recipe
 from lockstep.run import Run
@@ -120,6 +121,16 @@ def test_phases_add_up_and_warm_up_is_marked(alone: Run, three: Run) -> None:
             assert (np.diff(rows["start_ns"]) > 0).all()
             exchanged = rows["exchange_ns"] > 0
             assert exchanged.all() if ranks > 1 else not exchanged.any()
+
+
+def test_tensors_are_counted_to_the_byte() -> None:
+    weights = torch.zeros(1000)
+    meter = TensorMeter(torch.device("cpu"), [weights, weights.view(10, 100)])
+    first, second = torch.empty(250_000), torch.empty(250_000)
+    del first
+    third = torch.empty(100_000)
+    del second, third
+    assert meter.close() == 4 * (1000 + 500_000)
 
 
 def test_memory_is_measured_not_zero(three: Run) -> None:

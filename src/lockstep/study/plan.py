@@ -114,10 +114,14 @@ def _items(study: Study, able: list[Cell]) -> list[Item]:
     return [_item(study, cell, repeat) for repeat in range(_most_repeats(study, recipes, races)) for cell in recipes]
 
 
+def wanted_metrics(study: Study) -> list[str]:
+    """Every metric that it shows or that a claim is about."""
+    return [*study.metrics, *(claim.metric for published in study.published for claim in published.claims)]
+
+
 def _most_repeats(study: Study, recipes: list[Cell], races: bool) -> int:
     """Where nothing but time is asked for, one training shows whether it takes as long as its steps say."""
-    asked = [*study.metrics, *(claim.metric for published in study.published for claim in published.claims)]
-    learned = any(not METRICS[metric].of_placement for metric in asked)
+    learned = any(not METRICS[metric].of_placement for metric in wanted_metrics(study))
     if not learned and races:
         return 1
     most = study.repeats * (LOOKS[-1] if learned and len(recipes) > 1 else 1)

@@ -20,7 +20,7 @@ from lockstep.reading import Damaged, exists
 from lockstep.run import Options, append_line, read_struct, write_atomic, writing
 from lockstep.statistics import MARGIN_RATIO
 from lockstep.study.folder import StudyFolder
-from lockstep.study.plan import Cell, Planned, timed_content
+from lockstep.study.plan import Cell, Planned, timed_content, wanted_metrics
 from lockstep.study.timing import STARTED, STATE, WINDOWS, Started, State, read_windows
 from lockstep.turns import Before, Budget, Contender, Race, Ranks
 from lockstep.turns.estimate import Pair, Window
@@ -47,7 +47,9 @@ def budget_of(planned: Planned) -> float:
 
 
 def racing(planned: Planned) -> list[Cell]:
-    """The baseline first."""
+    """The baseline first; nobody where nothing is asked about time or memory."""
+    if not any(METRICS[metric].by_ratio for metric in wanted_metrics(planned.study)):
+        return []
     able = [cell for cell in planned.cells if cell.takes_turns]
     return sorted(able, key=lambda cell: cell.name != planned.baseline) if len(able) > 1 else []
 
