@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -60,6 +61,29 @@ def test_jobs_run_at_once_and_a_killed_study_waits_for_those_it_left(cluster: Cl
     assert {run.id for run in list_runs(cli.runs)} == set(numbers), "no run was submitted twice"
     assert {path.parent.name: (read_json(path) or {})["job"] for path in jobs} == numbers
     wait_for(lambda: not processes_of(cli.runs), seconds=10, what="every process of the runs to be gone")
+
+
+def test_within_an_allocation_cells_race_and_share_their_trainings(cluster: Cluster, cli: Cli) -> None:
+    cli.environment |= cluster.environment
+    cells = "[cells.one]\nhosts = 1\nranks = 1\n[cells.two]\nhosts = 2\nranks = 2\n"
+    text = STUDY.replace("[factors]\nglobal_batch = [48, 96]", cells).replace("ranks = 1\n[cells", "[cells")
+    text = text.replace('["seconds"]', '["seconds", "accuracy"]').replace(
+        "repeats = 2", "repeats = 1\nrace_minutes = 0.2"
+    )
+    (cli.folder / "mine.toml").write_text(text)
+    done = subprocess.run(
+        ["salloc", "--quiet", "-N2", *cli.argv("study", "run", "mine.toml", "--json")],
+        cwd=cli.folder,
+        env=cli.environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert (document["done"], document["failed"], document["left"]) == (1, 0, 0), "one recipe, trained once"
+    assert document["race"]["starts"] >= 3
+    assert [cell["metrics"]["seconds"]["n"] for cell in document["cells"]] == [document["race"]["starts"]] * 2
+    assert not any("jobs" in note for note in document["fairness"])
 
 
 def test_ctrl_c_takes_all_jobs_back(cluster: Cluster, cli: Cli) -> None:

@@ -34,7 +34,7 @@ def study_document(folder: StudyFolder) -> Document:
     document["effects"] = effects.effects(study, groups, document["target_accuracy"])
     document["published"] = [_published(found, groups, document["target_accuracy"]) for found in study.published]
     document["overhead"] = overheads(folder.records())
-    if any(cell.placement.launcher == "slurm" for cell in planned.cells):
+    if any(cell.job for cell in planned.cells):
         document["fairness"].append(
             "runs were Slurm jobs, on nodes and at times that the scheduler chose: a difference in time may be one of nodes or of hours"
         )

@@ -14,7 +14,6 @@ import msgspec
 from lockstep.errors import InputError, RunCancelled, RunFailed
 from lockstep.launch import execute
 from lockstep.launch.resume import has_checkpoint
-from lockstep.launch.slurm.launcher import allocation
 from lockstep.reading import Damaged, exists
 from lockstep.run import Options, Part, Run, Spec
 from lockstep.study import proof, racing, timing
@@ -49,9 +48,7 @@ def run(
             _race(session, again)
         _prove(session)
         _look(session, again)
-        on_cluster = {
-            cell.name for cell in planned.cells if cell.placement.launcher == "slurm" and allocation() is None
-        }
+        on_cluster = {cell.name for cell in planned.cells if cell.job}
         while items := session.needed():
             if on_cluster & {item.cell for item in items}:
                 from lockstep.study.cluster import run_jobs
@@ -122,7 +119,7 @@ def _look(session: Session, again: bool) -> None:
         if state == "to do" and item.digest in there and has_checkpoint(there[item.digest]):
             session.cut[item.digest] = there[item.digest]
         if state == "busy":
-            if session.planned.cell(item.cell).placement.launcher != "slurm":
+            if not session.planned.cell(item.cell).job:
                 raise InputError(f"run {there[item.digest].id} is under way in another process: wait for it to end")
             session.jobs[item.digest], state = there[item.digest], "to do"
         session.states[item.digest] = state

@@ -2,7 +2,8 @@
 
 Accuracy belongs to the recipe: cells that compute the same share their trainings, wherever these are made. Time belongs to the placement, and
 comes from turns (timing.py). A training is identified by a hash of what it computes and its seed, so a finished one is not repeated until
-that changes. Slurm's ranks cannot take turns yet: each of its cells has trainings of its own, which give its times too.
+that changes. Slurm's ranks can take turns within one allocation. As jobs of their own they cannot: then each of its cells has trainings of its
+own, which give its times too.
 """
 
 from __future__ import annotations
@@ -38,12 +39,14 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     left_out: str | None = None
     mathematics: str = ""
     """A hash of what it computes: cells that have the same one learn the same."""
+    job: bool = False
+    """Whether each of its trainings is a job of Slurm's own, since the study does not run within an allocation."""
     unproven: str | None = None
     """What `verify` found that it does not compute as one process would."""
 
     @property
     def takes_turns(self) -> bool:
-        return self.left_out is None and self.placement.launcher != "slurm"
+        return self.left_out is None and not self.job
 
     @property
     def cores(self) -> int:
@@ -131,6 +134,7 @@ def _most_repeats(study: Study, recipes: list[Cell], races: bool) -> int:
 
 def _cell(study: Study, name: str, options: Options | None, runs: Path | None) -> Cell:
     from lockstep.launch import specify  # half a second of imports that reading a study does not need
+    from lockstep.launch.slurm.launcher import allocation
 
     recipe, placement = study.settings(name, study.seed_of(name, 0))
     try:
@@ -140,7 +144,8 @@ def _cell(study: Study, name: str, options: Options | None, runs: Path | None) -
     if one_command_per_host(spec.placement):
         reason = f"hosts={placement.hosts} need a command on each host: use launcher=slurm or hosts=emulated:{placement.hosts}"
         return Cell(name=name, recipe=recipe, placement=placement, left_out=reason)
-    cell = Cell(name=name, recipe=spec.recipe, placement=spec.placement, plan=spec.plan)
+    job = spec.placement.launcher == "slurm" and allocation() is None
+    cell = Cell(name=name, recipe=spec.recipe, placement=spec.placement, plan=spec.plan, job=job)
     return msgspec.structs.replace(cell, mathematics=_digest(_mathematics(cell)))
 
 
@@ -149,7 +154,7 @@ def _mathematics(cell: Cell) -> str:
     assert cell.plan is not None
     recipe = msgspec.structs.replace(global_terms(cell.recipe), seed=0, lr_rule="keep", lr_batch=None)
     placement = cell.placement
-    matters = changes_mathematics(placement, recipe) or unknown_mathematics(placement) or placement.launcher == "slurm"
+    matters = changes_mathematics(placement, recipe) or unknown_mathematics(placement) or cell.job
     own = [source_digest(name) or "" for name in (recipe.model, recipe.data, placement.strategy)]
     content = [
         recipe,
@@ -159,7 +164,7 @@ def _mathematics(cell: Cell) -> str:
         placement if matters else None,
         own,
     ]
-    alone = cell.name if placement.launcher == "slurm" else ""
+    alone = cell.name if cell.job else ""
     return json.dumps([*msgspec.to_builtins(content), alone], sort_keys=True)
 
 
