@@ -18,6 +18,7 @@ from typing import Any
 
 from lockstep.explain import overfitting
 from lockstep.metrics import METRICS, RECORDED
+from lockstep.report.cells import reason
 from lockstep.report.cells import verdict as short_verdict
 from lockstep.study.compare import study_document
 from lockstep.study.definition import PublishedEpoch
@@ -180,7 +181,7 @@ def claims(published: dict[str, Any], metrics: list[str]) -> list[str]:
     for claim, metric in zip(published["claims"], metrics, strict=True):
         theirs = "" if claim["published_ratio"] is None else f"{claim['published_ratio']:.2f}×"
         ours = METRICS[metric].effect(claim["ours"], claim["low"], claim["high"])
-        why = f": {claim['why']}" if claim["why"] and claim["verdict"] in ("differs", "not settled") else ""
+        why = f": {found}" if (found := reason(claim)) else ""
         lines.append(f"| {claim['text']} | {theirs} | {ours} | **{claim['verdict']}**{why} |")
     return lines
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from lockstep.report.cells import reason
 from lockstep.run import append_line, write_atomic
 from lockstep.statistics import compare_family
 from lockstep.study import compare, racing, timing, versus
@@ -207,6 +209,25 @@ def test_claims_about_any_two_cells_are_asked_of_the_race(tmp_path: Path) -> Non
     assert [claim["verdict"] for claim in found] == ["agrees", "agrees", "agrees"]
     assert found[0]["ours"] == pytest.approx(70 / 60, rel=0.01)
     assert found[2]["ours"] == pytest.approx(100 / 60, rel=0.01), "the race compared the other way round"
+
+
+def test_a_claim_that_came_out_otherwise_has_what_was_measured_about_it(tmp_path: Path) -> None:
+    claims = [
+        Claim(text="2 is slower", metric="seconds", more="ranks=2", less="ranks=1", why="their link was slow"),
+        Claim(text="large is better", metric="accuracy", more="large", less="ranks=1"),
+    ]
+    published = [msgspec.to_builtins(Published(source="B", claims=claims))]
+    cells = {"ranks=1": {"ranks": 1}, "ranks=2": {"ranks": 2}, "large": {"global_batch": 96, "optimizer.lr": 0.01}}
+    study = Made(tmp_path, cells=cells, repeats=3, published=published)
+    study.race({"ranks=1": 100.0, "ranks=2": 60.0, "large": 90.0})
+    study.train({"ranks=1": [0.9, 0.91, 0.92], "large": [0.8, 0.81, 0.82]})
+    time, learned = study.document["published"][0]["claims"]
+    assert time["verdict"] == learned["verdict"] == "differs"
+    assert re.match(
+        r"a sample takes \d+\.\d µs instead of \d+\.\d µs, and most of that is in backward: ", time["measured"]
+    )
+    assert learned["measured"] == "the global batch is 96 against 48, optimizer.lr is 0.01 against 0.0005"
+    assert reason(time) == f"their link was slow; {time['measured']}"
 
 
 def test_factors_that_are_crossed_have_effects_and_interactions(tmp_path: Path) -> None:

@@ -146,8 +146,15 @@ def _claim(claim: Document, metric: str) -> Claim:
         text=claim["text"],
         verdict=claim["verdict"],
         figures=", ".join(part for part in (theirs, ours) if part),
-        why=claim["why"] if claim["verdict"] in ("differs", "not settled") else "",
+        why=reason(claim),
     )
+
+
+def reason(claim: Document) -> str:
+    """Why it came out otherwise: the explanation, and what was measured about it."""
+    if claim["verdict"] not in ("differs", "not settled"):
+        return ""
+    return "; ".join(part for part in (claim["why"], claim["measured"]) if part)
 
 
 def headlines(subject: Subject) -> list[Said]:

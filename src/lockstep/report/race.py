@@ -8,11 +8,11 @@ import statistics
 from collections.abc import Sequence
 
 from lockstep import units
-from lockstep.measure.records import PHASES
 from lockstep.report.views import AnyChart, Axis, Cell, Command, Lines, Part, Said, Series, Table, shorts
 from lockstep.turns import estimate
 from lockstep.turns.estimate import Ratio, Window
 from lockstep.turns.folder import Record
+from lockstep.turns.where import where
 
 COLUMNS = ["contender", "verdict", "speed", "images/s", "step", "exchange", "starts"]
 RIGHT = [2, 3, 4, 5, 6]
@@ -123,9 +123,9 @@ def said(record: Record, windows: Sequence[Window]) -> Said:
     if best.verdict != "faster":
         slower = [ratio for ratio in ratios if ratio.verdict == "slower"]
         verdict = f"{baseline}; slower are {', '.join(ratio.contender for ratio in slower)}"
-        return Said(question, verdict, _why(baseline, slower[0].contender, windows), _next(baseline, record))
+        return Said(question, verdict, where(baseline, slower[0].contender, windows), _next(baseline, record))
     verdict = f"{best.contender}, {speed(best)} as fast as {baseline}"
-    return Said(question, verdict, _why(best.contender, baseline, windows), _next(best.contender, record))
+    return Said(question, verdict, where(best.contender, baseline, windows), _next(best.contender, record))
 
 
 def _next(name: str, record: Record) -> str:
@@ -142,30 +142,6 @@ def _next(name: str, record: Record) -> str:
 def _plain(name: str) -> str:
     """Without the number of one that was named twice."""
     return re.sub(r" \(\d+\)$", "", name)
-
-
-def _why(fast: str, slow: str, windows: Sequence[Window]) -> str:
-    """Which phase has most of the difference, for each sample."""
-    fast_us, slow_us = (_phases(name, windows) for name in (fast, slow))
-    if not fast_us or not slow_us:
-        return ""
-    phase = max(PHASES, key=lambda name: slow_us.get(name, 0.0) - fast_us.get(name, 0.0))
-    total = slow_us["total"] - fast_us["total"]
-    return (
-        f"a sample takes {fast_us['total']:.1f} µs instead of {slow_us['total']:.1f} µs; "
-        f"of the {total:.1f} µs, {phase} has {slow_us[phase] - fast_us[phase]:.1f} µs"
-    )
-
-
-def _phases(name: str, windows: Sequence[Window]) -> dict[str, float]:
-    """Microseconds of each phase for a sample, the median over windows."""
-    mine = [window for window in windows if window.contender == name and window.phases]
-    if not mine:
-        return {}
-    found = {phase: statistics.median(window.phases[phase] / window.samples for window in mine) for phase in PHASES}
-    return {phase: 1e6 * seconds for phase, seconds in found.items()} | {
-        "total": 1e6 * statistics.median(window.cost("wall") for window in mine)
-    }
 
 
 def _charts(record: Record, windows: Sequence[Window]) -> list[AnyChart]:

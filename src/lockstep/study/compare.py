@@ -17,6 +17,7 @@ from lockstep.study.definition import Published, nearest
 from lockstep.study.folder import StudyFolder, overheads
 from lockstep.study.gather import Group
 from lockstep.study.observed import observed
+from lockstep.study.reasons import measured
 from lockstep.study.versus import LOOK_ALPHA, verdict_text, versus, versus_all
 from lockstep.units import clock
 
@@ -275,6 +276,7 @@ def _published(found: Published, groups: Sequence[Group], target: float | None) 
                 "high": against.high if against else None,
                 "verdict": _claim_verdict(claim.same, METRICS[claim.metric].kind, against),
                 "why": claim.why,
+                "measured": measured(by_name[claim.more], by_name[claim.less], claim.metric) if against else "",
             }
         )
     return {"source": found.source, "figures": found.figures, "claims": claims}

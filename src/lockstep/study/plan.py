@@ -182,7 +182,10 @@ def timed_content(planned: Planned) -> tuple[str, str]:
     """Hashes of all that races, its cells and the user's own files: when one of them changes, all race again."""
     cells = [msgspec.structs.replace(cell, mathematics="", unproven=None) for cell in planned.cells if cell.takes_turns]
     own = [source_digest(n) or "" for c in cells for n in (c.recipe.model, c.recipe.data, c.placement.strategy)]
-    return _digest(json.dumps(msgspec.to_builtins(cells), sort_keys=True)), _digest(" ".join(own))
+    content = msgspec.to_builtins(cells)
+    for cell in content:
+        del cell["job"]  # what takes turns is none; packs of version 0.1 do not have it
+    return _digest(json.dumps(content, sort_keys=True)), _digest(" ".join(own))
 
 
 class PlanChanged(InputError):
