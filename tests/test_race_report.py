@@ -81,7 +81,10 @@ def test_the_answer_is_one_sentence(seconds: dict[str, float], jitter: float, sa
 def test_the_phase_that_has_most_of_the_difference_is_named() -> None:
     windows = made_up({"ranks=1": 1.0, "ranks=2": 0.6}, jitter=0.0)
     text = " ".join(drawn(raced(windows, ["ranks=1", "ranks=2"]), windows).split())
-    assert "a sample takes 6000.0 µs instead of 10000.0 µs, and most of that is in backward: 3000.0 µs instead" in text
+    assert (
+        "a sample takes 6000.0 µs instead of 10000.0 µs; the largest part of that is backward, 3000.0 µs instead"
+        in text
+    )
     assert "next lockstep run data=embedded ranks=2" in text
 
 

@@ -112,6 +112,7 @@ class Folders:
     @staticmethod
     def summary(placement: Placement, seconds: float, accuracy: float) -> dict[str, Any]:
         return {
+            "steps": 120,
             "train_seconds": seconds,
             "test_accuracy": accuracy,
             "train_images": 10_000,

@@ -211,7 +211,7 @@ def test_claims_about_any_two_cells_are_asked_of_the_race(tmp_path: Path) -> Non
     assert found[2]["ours"] == pytest.approx(100 / 60, rel=0.01), "the race compared the other way round"
 
 
-def test_a_claim_that_came_out_otherwise_has_what_was_measured_about_it(tmp_path: Path) -> None:
+def test_a_claim_that_came_out_otherwise_has_what_is_known_about_it(tmp_path: Path) -> None:
     claims = [
         Claim(text="2 is slower", metric="seconds", more="ranks=2", less="ranks=1", why="their link was slow"),
         Claim(text="large is better", metric="accuracy", more="large", less="ranks=1"),
@@ -224,10 +224,10 @@ def test_a_claim_that_came_out_otherwise_has_what_was_measured_about_it(tmp_path
     time, learned = study.document["published"][0]["claims"]
     assert time["verdict"] == learned["verdict"] == "differs"
     assert re.match(
-        r"a sample takes \d+\.\d µs instead of \d+\.\d µs, and most of that is in backward: ", time["measured"]
+        r"a sample takes \d+\.\d µs instead of \d+\.\d µs; the largest part of that is backward, ", time["known"]
     )
-    assert learned["measured"] == "the global batch is 96 against 48, optimizer.lr is 0.01 against 0.0005"
-    assert reason(time) == f"their link was slow; {time['measured']}"
+    assert learned["known"] == "'large' against 'ranks=1': global batch 96 against 48, optimizer.lr 0.01 against 0.0005"
+    assert reason(time) == f"their link was slow; {time['known']}"
 
 
 def test_factors_that_are_crossed_have_effects_and_interactions(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torch.nn import functional
 from lockstep import models
 from lockstep.data import open_data
 from lockstep.data.batches import Batches, sample_order
-from lockstep.measure.memory import TensorMeter
+from lockstep.measure.memory import TensorMeter, bytes_of
 from lockstep.measure.records import read_steps
 from lockstep.recipe import Recipe
 from lockstep.run import Run
@@ -125,7 +125,7 @@ def test_phases_add_up_and_warm_up_is_marked(alone: Run, three: Run) -> None:
 
 def test_tensors_are_counted_to_the_byte() -> None:
     weights = torch.zeros(1000)
-    meter = TensorMeter(torch.device("cpu"), [weights, weights.view(10, 100)])
+    meter = TensorMeter(torch.device("cpu"), bytes_of([weights, weights.view(10, 100)]))
     first, second = torch.empty(250_000), torch.empty(250_000)
     del first
     third = torch.empty(100_000)

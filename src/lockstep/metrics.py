@@ -119,7 +119,8 @@ def _phase(name: str) -> Of:
 
     def seconds(run: RunView, target: float | None) -> float | None:
         phases = run.phases()
-        return phases["mean_ns"][name] / 1e9 * len(run.steps(0)) if phases else None
+        steps = _result(run, "steps")  # of a run that went on from another one, all of them
+        return phases["mean_ns"][name] / 1e9 * steps if phases and steps is not None else None
 
     return seconds
 

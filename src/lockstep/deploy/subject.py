@@ -81,8 +81,7 @@ def _without_weights(run: Run) -> str:
     state = run.status()["state"]
     if state in ("planned", "starting", "running"):
         return f"run {run.id} is {state} and has no model.pt yet: wait for its end"
-    kept = run.folder / "checkpoints"
-    if any(kept.glob("step-*.json")):
+    if run.has_checkpoint:
         return f"run {run.id} is {state} and has no model.pt, but checkpoints: end it with 'lockstep run --resume {run.id}'"
     return f"run {run.id} ({state}) has no model.pt: train it again with 'lockstep run', which keeps the weights at the end"
 

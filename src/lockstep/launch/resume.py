@@ -8,17 +8,13 @@ from __future__ import annotations
 from lockstep.errors import InputError
 from lockstep.placement import Placement
 from lockstep.recipe import MAY_CHANGE, Recipe, global_terms
-from lockstep.run import CHECKPOINTS, Run
+from lockstep.run import Run
 from lockstep.settings import dotted, load
-
-
-def has_checkpoint(run: Run) -> bool:
-    return any((run.folder / CHECKPOINTS).glob("step-*.json"))
 
 
 def resumed(run: Run, words: tuple[str, ...]) -> tuple[Recipe, Placement]:
     """The recipe and the placement to go on with."""
-    if not has_checkpoint(run):
+    if not run.has_checkpoint:
         raise InputError(
             f"--resume {run.id}: it has no checkpoint (it was run without --checkpoint-every): start it anew"
         )

@@ -63,16 +63,16 @@ class MemoryMeter:
 class TensorMeter:
     """The bytes of all tensors at the peak of the steps between its making and `close`, the data set left out.
 
-    They are those that were there before (`kept`: weights, gradients, the optimizer's state), and what the steps take beside them, counted by
-    PyTorch's allocator. So the same step has the same bytes every time, on every machine, unlike the resident set.
+    They are those that last from step to step (`kept_bytes`: weights, the optimizer's state, what the strategy exchanges), and what the steps
+    take beside them, counted by PyTorch's allocator. So the same step has the same bytes every time, unlike the resident set.
     """
 
-    def __init__(self, device: torch.device, kept: Iterable[Tensor]) -> None:
+    def __init__(self, device: torch.device, kept_bytes: int) -> None:
         import torch
         from torch.profiler import ProfilerActivity, profile
 
         self._device = device
-        self._kept = bytes_of(kept)
+        self._kept_bytes = kept_bytes
         self._profile: profile | None = None
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
@@ -87,13 +87,13 @@ class TensorMeter:
         from lockstep.torch_private import allocations
 
         if self._profile is None:
-            return self._kept + torch.cuda.max_memory_allocated(self._device) - self._before
+            return self._kept_bytes + torch.cuda.max_memory_allocated(self._device) - self._before
         self._profile.stop()
         taken = peak = 0
         for size in allocations(self._profile):
             taken += size
             peak = max(peak, taken)
-        return self._kept + peak
+        return self._kept_bytes + peak
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:

@@ -151,10 +151,9 @@ def _claim(claim: Document, metric: str) -> Claim:
 
 
 def reason(claim: Document) -> str:
-    """Why it came out otherwise: the explanation, and what was measured about it."""
-    if claim["verdict"] not in ("differs", "not settled"):
-        return ""
-    return "; ".join(part for part in (claim["why"], claim["measured"]) if part)
+    """Why it came out otherwise: the explanation, and what is known about the difference, where there is one."""
+    parts = {"differs": (claim["why"], claim["known"]), "not settled": (claim["why"],)}.get(claim["verdict"], ())
+    return "; ".join(part for part in parts if part)
 
 
 def headlines(subject: Subject) -> list[Said]:

@@ -15,6 +15,7 @@ from lockstep.measure.records import mean_losses
 from lockstep.metrics import RECORDED
 from lockstep.report.subject import Subject
 from lockstep.report.views import Axis, Lines, Mark, Numbers, Series, short, shorts
+from lockstep.study.definition import Published
 from lockstep.study.gather import Group
 
 SECTION = "learning"
@@ -35,10 +36,11 @@ def charts(subject: Subject) -> list[Lines]:
 def by_epoch(subject: Subject, name: str) -> Lines | None:
     """The plot of accuracy or loss after each epoch."""
     several = len(subject.trained) > 1
+    sources = subject.study.read().study.published if subject.study else []
     series = [
         line
         for group in subject.trained
-        for line in (*_of_cell(subject, group, name, several), *_published(subject, group, name, several))
+        for line in (*_of_cell(subject, group, name, several), *_published(sources, subject, group, name, several))
     ]
     if not series:
         return None
@@ -77,9 +79,8 @@ def _of_cell(subject: Subject, group: Group, name: str, several: bool) -> list[S
     return [line for line in found if line]
 
 
-def _published(subject: Subject, group: Group, name: str, several: bool) -> list[Series]:
+def _published(sources: Sequence[Published], subject: Subject, group: Group, name: str, several: bool) -> list[Series]:
     """What a report's own curve was, beside ours."""
-    sources = subject.study.read().study.published if subject.study else []
     hue, before = subject.colour(group), f"{group.name}, " if several else ""
     found = []
     for source in sources:

@@ -110,6 +110,10 @@ class Run:
     def id(self) -> str:
         return self.folder.name
 
+    @property
+    def has_checkpoint(self) -> bool:
+        return any((self.folder / CHECKPOINTS).glob("step-*.json"))
+
     def rank_folder(self, rank: int) -> Path:
         return self.folder / "ranks" / f"{rank:04d}"
 

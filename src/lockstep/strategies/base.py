@@ -110,6 +110,10 @@ class Strategy:
 
     # What is measured
 
+    def kept_bytes(self) -> int:
+        """What it holds on this rank from step to step, beside the weights, to exchange them or their gradients."""
+        return 0
+
     def watch(self, watcher: Watcher) -> None:
         """Tell `watcher` about every bucket's exchange. Called before the first step."""
 

@@ -16,6 +16,7 @@ from torch import nn
 from lockstep.placement import Placement
 from lockstep.strategies import powersgd
 from lockstep.strategies.base import Strategy, Watcher
+from lockstep.strategies.flat import trained
 from lockstep.strategies.plain_ddp import PlainDdp
 from lockstep.strategies.powersgd import PowerSgd
 from lockstep.torch_private import GradBucket, ddp_logging_data
@@ -100,6 +101,11 @@ class Ddp(Strategy):
             self._exchanges = Exchanges(self._group, _average)
             self._wrapped.register_comm_hook(self._exchanges, _exchange)
         self._exchanges.watcher = watcher
+
+    def kept_bytes(self) -> int:
+        """DDP's buckets have a place for every gradient."""
+        buckets = sum(parameter.nbytes for parameter in trained(self._wrapped.module))
+        return buckets + (self._powersgd.kept_bytes() if self._powersgd else 0)
 
     def state(self) -> dict[str, torch.Tensor]:
         """PowerSGD's error feedback."""

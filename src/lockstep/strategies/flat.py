@@ -44,6 +44,9 @@ class Flat(Strategy):
         """Which parameters share a bucket."""
         return by_type(parameters)
 
+    def kept_bytes(self) -> int:
+        return sum(bucket.kept_bytes for bucket in self._buckets)
+
     def exchange(self) -> None:
         """Gradients are added up, not averaged, so the loss needs no scale."""
         for bucket in self._buckets:
@@ -94,6 +97,7 @@ class Bucket:
     def __init__(self, parameters: list[nn.Parameter], device: torch.device, group: dist.ProcessGroup | None) -> None:
         self._parameters, self._group = parameters, group
         self._memory = Memory(parameters, device, more=len(parameters))
+        self.kept_bytes = self._memory.row.nbytes
 
     @torch.no_grad()
     def exchange(self) -> None:

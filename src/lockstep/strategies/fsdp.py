@@ -106,6 +106,10 @@ class ByRows:
     def exchange(self) -> None:
         """Nothing: each rank needs only its own rows until the next forward puts them together."""
 
+    def kept_bytes(self) -> int:
+        """The parts are the parameters' own memory."""
+        return 0
+
     def gather(self, state: State) -> State:
         return _each(state, self.whole)
 

@@ -88,6 +88,12 @@ class LocalSgd(Strategy):
         for counter in self._counters:
             dist.broadcast(counter, 0)
 
+    def kept_bytes(self) -> int:
+        if self._ranks == 1:
+            return 0
+        memories = [*self._rows, *(memory for _, memory in self._statistics)]
+        return sum(memory.row.nbytes for memory in memories) + sum(bucket.kept_bytes for bucket in self._buckets)
+
     def state(self) -> dict[str, torch.Tensor]:
         """What a checkpoint needs beside weights and optimizer; the same on all ranks."""
         return {"steps": torch.tensor(self._steps), "since": torch.tensor(self._since)}
@@ -133,6 +139,10 @@ class DiLoCo(LocalSgd):
         self._anchors = [Memory(group, device) for group in self._parameters]
         self._momenta = [Memory(group, device) for group in self._parameters]
         self._round_begins()
+
+    def kept_bytes(self) -> int:
+        outer = [] if self._ranks == 1 else [*self._anchors, *self._momenta]
+        return super().kept_bytes() + sum(memory.row.nbytes for memory in outer)
 
     def state(self) -> dict[str, torch.Tensor]:
         kept = super().state()

@@ -38,9 +38,9 @@ class Optimizer(ABC):
     def state(self) -> State:
         """What a checkpoint must keep to go on from here. Collective where the optimizer is divided over the ranks."""
 
-    def own_state(self) -> State:
+    def kept_bytes(self) -> int:
         """What of it this rank holds."""
-        return self.state()
+        return sum(tensor.nbytes for tensors in self.state().values() for tensor in tensors)
 
     @torch.no_grad()
     def load_state(self, state: State) -> None:

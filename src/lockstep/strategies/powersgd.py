@@ -59,6 +59,12 @@ class PowerSgd:
         self._under_way = self._module.powerSGD_hook(self._hooked, bucket)
         return self._under_way
 
+    def kept_bytes(self) -> int:
+        """The errors, and the matrices that the next step starts from."""
+        state = self._hooked
+        held = [state.error_dict, state.p_memory_dict, state.q_memory_dict]
+        return sum(tensor.nbytes for tensors in held for tensor in tensors.values())
+
     def state(self) -> dict[str, torch.Tensor]:
         """Collective: every rank's errors by parameter, what all have in common, and how many steps there were."""
         self._take_up()

@@ -24,6 +24,9 @@ class Sharding(Protocol):
     def exchange(self) -> None:
         """Send what this rank has updated to the others."""
 
+    def kept_bytes(self) -> int:
+        """What it holds on this rank for that."""
+
 
 class ShardedOptimizer(Optimizer):
     """Each rank keeps the optimizer state of its own part only. Checkpoints hold the whole state, so any number of ranks can go on from one."""
@@ -60,8 +63,8 @@ class ShardedOptimizer(Optimizer):
     def state(self) -> State:
         return self._sharding.gather(self.inner.state())
 
-    def own_state(self) -> State:
-        return self.inner.state()
+    def kept_bytes(self) -> int:
+        return self.inner.kept_bytes() + self._sharding.kept_bytes()
 
     def load_state(self, state: State) -> None:
         self.inner.load_state(self._sharding.part(state))

@@ -47,6 +47,9 @@ class ByOwner:
     def local(self) -> list[nn.Parameter]:
         return [self.parameters[index] for index in self._mine]
 
+    def kept_bytes(self) -> int:
+        return sum(memory.row.nbytes for _, _, memory in self._messages)
+
     def part(self, state: State) -> State:
         place = {index: position for position, index in enumerate(numbers_of(state, len(self.parameters)))}
         present = [index for index in self._mine if index in place]

@@ -17,7 +17,7 @@ from lockstep.study.definition import Published, nearest
 from lockstep.study.folder import StudyFolder, overheads
 from lockstep.study.gather import Group
 from lockstep.study.observed import observed
-from lockstep.study.reasons import measured
+from lockstep.study.reasons import known
 from lockstep.study.versus import LOOK_ALPHA, verdict_text, versus, versus_all
 from lockstep.units import clock
 
@@ -276,14 +276,14 @@ def _published(found: Published, groups: Sequence[Group], target: float | None) 
                 "high": against.high if against else None,
                 "verdict": _claim_verdict(claim.same, METRICS[claim.metric].kind, against),
                 "why": claim.why,
-                "measured": measured(by_name[claim.more], by_name[claim.less], claim.metric) if against else "",
+                "known": known(by_name[claim.more], by_name[claim.less], claim.metric) if against else "",
             }
         )
     return {"source": found.source, "figures": found.figures, "claims": claims}
 
 
 def _claim_verdict(same: bool, kind: Kind, against: Comparison | None) -> str:
-    if against is None or against.verdict == "too few":
+    if against is None or not against.n:
         return "not measured here"
     if same:
         return "agrees" if against.verdict == "the same" else "not settled" if not against.settled else "differs"

@@ -19,6 +19,7 @@ from lockstep.study.definition import Study
 from lockstep.study.gather import Group
 from lockstep.study.observed import observed
 from lockstep.study.plan import LOOKS
+from lockstep.study.timing import COUNTED
 from lockstep.turns.estimate import LEVEL
 
 Levels = tuple[str, ...]
@@ -89,7 +90,7 @@ def _effect(metric: str, factor: str, level: str, shifts: Sequence[float], alpha
     larger, smaller = WORDS[figure.kind]
     margin = math.log1p(MARGIN_RATIO) if figure.by_ratio else MARGIN_DIFFERENCE
     verdict = larger if middle - half > 0 else smaller if middle + half < 0 else "not settled"
-    if spread == 0 and middle != 0:
+    if spread == 0 and middle != 0 and metric != COUNTED:
         verdict = "not settled"  # equal steps say nothing about their spread
     elif abs(middle) + half <= margin:
         verdict = "the same"

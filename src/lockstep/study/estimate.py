@@ -36,7 +36,8 @@ def of_cells(
     walls: dict[str, list[float]] = {}
     digests = {item.digest: item.cell for item in planned.items}
     for record in records:
-        if record.get("state") == "done" and record.get("digest") in digests:
+        whole = record.get("state") == "done" and not record.get("resumed")
+        if whole and record.get("digest") in digests:
             for cell in planned.alike(digests[record["digest"]]):
                 walls.setdefault(cell.name, []).append(record["ended"] - record["began"])
     rows = [row for row in index.rows(runs_root(runs)) if row["state"] == "done" and row.get("images_per_second")]

@@ -5,6 +5,7 @@ Stopped or killed at any moment, it goes on where it was.
 
 from __future__ import annotations
 
+import shutil
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -13,9 +14,8 @@ import msgspec
 
 from lockstep.errors import InputError, RunCancelled, RunFailed
 from lockstep.launch import execute
-from lockstep.launch.resume import has_checkpoint
 from lockstep.reading import Damaged, exists
-from lockstep.run import Options, Part, Run, Spec
+from lockstep.run import CHECKPOINTS, Options, Part, Run, Spec
 from lockstep.study import proof, racing, timing
 from lockstep.study.folder import StudyFolder
 from lockstep.study.plan import Item, PlanChanged, Planned, apart, outcome, prepared
@@ -116,8 +116,8 @@ def _look(session: Session, again: bool) -> None:
     there = session.folder.runs_of(session.planned.items)
     for item in session.planned.items:
         state = outcome(there.get(item.digest), again)
-        if state == "to do" and item.digest in there and has_checkpoint(there[item.digest]):
-            session.cut[item.digest] = there[item.digest]
+        if state == "to do" and item.digest in there and (cut := session.folder.cut(item)):
+            session.cut[item.digest] = cut
         if state == "busy":
             if not session.planned.cell(item.cell).job:
                 raise InputError(f"run {there[item.digest].id} is under way in another process: wait for it to end")
@@ -156,8 +156,8 @@ def begin(session: Session, item: Item) -> tuple[Run, Spec]:
     place, options = session.place(item), session.options
     if session.seconds()[place].seconds > LONG_TRAINING_S:
         options = msgspec.structs.replace(options, checkpoint_every=1)
-    if item.digest in session.cut:
-        options = msgspec.structs.replace(options, resume_from=str(session.cut[item.digest].folder.absolute()))
+    if cut := session.cut.get(item.digest):
+        options = msgspec.structs.replace(options, resume_from=str(cut.folder.absolute()))
     part = Part(study=session.folder.name, cell=place, block=item.repeat)
     known = partial(session.folder.begins, item)
     return prepared(session.planned, item, place, options, session.runs, part, known)
@@ -166,22 +166,36 @@ def begin(session: Session, item: Item) -> tuple[Run, Spec]:
 def _one(session: Session, step: Step) -> None:
     """One training, with an account of where the time beside training went."""
     item, began = step.item, session.clock()
-    record: dict[str, Any] = msgspec.to_builtins(item)
+    record: dict[str, Any] = msgspec.to_builtins(item) | ({"resumed": True} if item.digest in session.cut else {})
     progress = session.watcher.begins(step)
     try:
         run, spec = begin(session, item)
         record["run"], ready = run.id, session.clock()
         execute(run, spec, progress=progress)
         record |= {"state": "done", **_overhead(run, began, ready, session.clock())}
+        _forget_checkpoints(run, session.cut.pop(item.digest, None))
     except RunCancelled:
+        session.folder.log(record | {"state": "cut", "began": began, "ended": session.clock()})
         raise session.stopped() from None
     except PlanChanged:
         raise
     except (RunFailed, InputError) as error:
+        if session.cut.pop(item.digest, None):
+            session.watcher.says(
+                f"{item.cell}, seed {item.seed}: it could not go on from its checkpoint, and begins anew: {error}"
+            )
+            return
         record |= {"state": "failed", "cause": str(error)}
         session.failed_in.add((item.cell, session.place(item)))
     record |= {"began": began, "ended": session.clock()}
     keep(session, step, record)
+
+
+def _forget_checkpoints(*runs: Run | None) -> None:
+    """They were for a training that might be stopped. Studies keep no weights."""
+    for run in runs:
+        if run is not None:
+            shutil.rmtree(run.folder / CHECKPOINTS, ignore_errors=True)
 
 
 def keep(session: Session, step: Step, record: dict[str, Any]) -> None:

@@ -118,6 +118,11 @@ class StudyFolder:
                 found[item.digest] = (done or there)[-1]
         return found
 
+    def cut(self, item: Item) -> Run | None:
+        """The newest run of an item that has a checkpoint to go on from."""
+        runs = [run for run in self._there(self.started(), item) if not _unreadable(run)]
+        return next((run for run in reversed(runs) if run.has_checkpoint), None)
+
     def damaged_of(self, items: Iterable[Item]) -> dict[str, list[str]]:
         """By cell: the runs without a readable spec, each with the reason. They are left out everywhere, and named."""
         started = self.started()

@@ -39,10 +39,15 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     left_out: str | None = None
     mathematics: str = ""
     """A hash of what it computes: cells that have the same one learn the same."""
-    job: bool = False
-    """Whether each of its trainings is a job of Slurm's own, since the study does not run within an allocation."""
+    within: bool = False
+    """Whether the study ran within an allocation of Slurm's, where its ranks can take turns."""
     unproven: str | None = None
     """What `verify` found that it does not compute as one process would."""
+
+    @property
+    def job(self) -> bool:
+        """Whether each of its trainings is a job of Slurm's own."""
+        return self.placement.launcher == "slurm" and not self.within
 
     @property
     def takes_turns(self) -> bool:
@@ -144,8 +149,8 @@ def _cell(study: Study, name: str, options: Options | None, runs: Path | None) -
     if one_command_per_host(spec.placement):
         reason = f"hosts={placement.hosts} need a command on each host: use launcher=slurm or hosts=emulated:{placement.hosts}"
         return Cell(name=name, recipe=recipe, placement=placement, left_out=reason)
-    job = spec.placement.launcher == "slurm" and allocation() is None
-    cell = Cell(name=name, recipe=spec.recipe, placement=spec.placement, plan=spec.plan, job=job)
+    within = spec.placement.launcher == "slurm" and allocation() is not None
+    cell = Cell(name=name, recipe=spec.recipe, placement=spec.placement, plan=spec.plan, within=within)
     return msgspec.structs.replace(cell, mathematics=_digest(_mathematics(cell)))
 
 
@@ -184,7 +189,7 @@ def timed_content(planned: Planned) -> tuple[str, str]:
     own = [source_digest(n) or "" for c in cells for n in (c.recipe.model, c.recipe.data, c.placement.strategy)]
     content = msgspec.to_builtins(cells)
     for cell in content:
-        del cell["job"]  # what takes turns is none; packs of version 0.1 do not have it
+        del cell["within"]  # packs of version 0.1 do not have it
     return _digest(json.dumps(content, sort_keys=True)), _digest(" ".join(own))
 
 

@@ -1,4 +1,4 @@
-"""What was measured about why two cells differ: for a time the phase of the step, for an accuracy what differs in the recipe."""
+"""What is known about why two cells differ: for a time the phase of the step, for an accuracy what differs in the recipe."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ SAME_WORK = 0.01
 BATCH = ("batch_per_rank", "global_batch")
 
 
-def measured(more: Group, less: Group, metric: str) -> str:
-    """In one sentence; empty where nothing was measured that says it."""
+def known(more: Group, less: Group, metric: str) -> str:
+    """In one sentence; empty where nothing is known that says it."""
     if not METRICS[metric].by_ratio:
         return _recipes(more, less)
-    if METRICS[metric].kind != "time" or not (more.time and less.time):
+    if metric != "seconds" or not (more.time and less.time):
         return ""
     work, others = more.time.whole_images, less.time.whole_images
     if abs(work / others - 1) > SAME_WORK:
@@ -30,8 +30,8 @@ def _recipes(more: Group, less: Group) -> str:
     """What they learn by."""
     ours, theirs = (dotted(group.spec.recipe) for group in (more, less))
     keys = [key for key in what_differs(more, less) if key not in BATCH]
-    found = [f"{key} is {ours.get(key)} against {theirs.get(key)}" for key in keys]
+    found = [f"{key} {ours.get(key)} against {theirs.get(key)}" for key in keys]
     sizes = more.spec.plan.global_batch, less.spec.plan.global_batch
     if sizes[0] != sizes[1]:
-        found.insert(0, f"the global batch is {sizes[0]} against {sizes[1]}")
-    return ", ".join(found)
+        found.insert(0, f"global batch {sizes[0]} against {sizes[1]}")
+    return f"'{more.name}' against '{less.name}': {', '.join(found)}" if found else ""

@@ -91,6 +91,8 @@ class Session:
     def place(self, item: Item) -> str:
         """The cell in which this is trained: the fastest of those that compute it."""
         alike = [cell.name for cell in self.planned.alike(item.cell) if cell.left_out is None]
+        if (cut := self.cut.get(item.digest)) and (part := cut.spec().part) and part.cell in alike:
+            return part.cell  # on the same placement it has the same bits as if it had never stopped
         able = [name for name in alike if (item.cell, name) not in self.failed_in] or alike
         return min(able, key=lambda name: self.costs.get(name, math.inf))
 

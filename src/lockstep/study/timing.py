@@ -26,6 +26,8 @@ from lockstep.study.plan import Cell, Planned, timed_content
 from lockstep.turns import estimate
 from lockstep.turns.estimate import Ratio, Window, middle_mean
 
+COUNTED = "tensor_memory"
+"""A metric that is counted, not measured: its values need no test."""
 STATE, WINDOWS, STARTED = "race.json", "windows.jsonl", "starts.jsonl"
 
 
@@ -76,15 +78,18 @@ class Raced:
 
     def ratio(self, contender: str, baseline: str, clock: estimate.Clock = "wall") -> Ratio:
         """As the race settled it. What it was not asked for, or has not looked at yet, is not settled, whatever its windows say."""
-        asked = False
-        for one in self.state.cpu_ratios if clock == "cpu" else self.state.ratios:
+        for one in self._settled(clock):
             if {one.contender, one.baseline} == {contender, baseline}:
-                asked = one.n > 0
-                if clock in ("wall", "cpu"):
-                    return one if one.contender == contender else inverse(one)
+                return one if one.contender == contender else inverse(one)
         (now,) = estimate.ratios(self.windows, [(contender, baseline)], MARGIN_RATIO, clock)
-        # A phase is looked at once, after the last look at the whole step, and at the same level.
-        return now if asked and self.state.over else msgspec.structs.replace(now, verdict="not settled")
+        return msgspec.structs.replace(now, verdict="not settled")
+
+    def _settled(self, clock: estimate.Clock) -> list[Ratio]:
+        """Of a phase all pairs are a family of their own, which is looked at when the race is over, at the level of its looks."""
+        if clock in ("wall", "cpu"):
+            return self.state.ratios if clock == "wall" else self.state.cpu_ratios
+        asked = [(one.contender, one.baseline) for one in self.state.ratios] if self.state.over else []
+        return estimate.ratios(self.windows, asked, MARGIN_RATIO, clock)
 
 
 def inverse(ratio: Ratio) -> Ratio:
@@ -134,6 +139,9 @@ class CellTime:
         return statistics.median(known) if known else None
 
     def costs(self, clock: estimate.Clock) -> dict[int, float]:
+        """Seconds for an image by one clock; empty where its ranks do not tell."""
+        if not all(window.knows(clock) for window in self.windows):
+            return {}
         by_start: dict[int, list[Window]] = {}
         for window in self.windows:
             by_start.setdefault(window.start, []).append(window)
@@ -184,7 +192,7 @@ VALUES: dict[str, Callable[[CellTime], dict[int, float]]] = {
     "core_seconds": lambda time: _scaled(time.wall, time.cell.cores * time.whole_images),
     "memory": _at_start("memory"),
     "memory_of_a_rank": _at_start("memory_of_a_rank"),
-    "tensor_memory": _at_start("tensor_memory"),
+    COUNTED: _at_start(COUNTED),
 }
 
 

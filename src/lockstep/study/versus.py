@@ -16,15 +16,14 @@ from lockstep.statistics import ALPHA, MARGIN_RATIO, WORDS, Comparison, Verdict,
 from lockstep.study.gather import Group
 from lockstep.study.observed import images_of, observed
 from lockstep.study.plan import LOOKS
-from lockstep.study.timing import CellTime
+from lockstep.study.timing import COUNTED, CellTime
 from lockstep.turns.estimate import Clock, Ratio
 
-COUNTED = "tensor_memory"
 LOOK_ALPHA = ALPHA / len(LOOKS)
 """A study compares accuracies after each look, and stops when they are told apart: each look has its share of the error."""
 CLOCKS: dict[str, Clock] = {"cpu_seconds": "cpu", "forward_seconds": "forward", "backward_seconds": "backward"}
 # What a race measures at each start, without comparing it itself.
-MEASURED_BY_START = ("memory", "memory_of_a_rank", "tensor_memory")
+MEASURED_BY_START = ("memory", "memory_of_a_rank", COUNTED)
 
 
 def versus(group: Group, base: Group, metric: str, target: float | None) -> Comparison:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from lockstep.backends.group import reduce_max
 from lockstep.data.batches import Batches, sample_order
+from lockstep.measure.memory import bytes_of
 from lockstep.training.checkpoint import Position
 from lockstep.training.evaluate import Evaluation, evaluate
 from lockstep.training.recipe_step import RecipeStep, TrainState
@@ -85,7 +84,7 @@ class Trainer:
     def race(self) -> None:
         """The steps of training, epoch after epoch, and an evaluation, for as long as somebody asks for them (turns.py)."""
         plan, recipe = self._context.plan, self._context.recipe
-        turns = Turns(self._context, self._recorder, lambda: self._evaluate(epoch=1), self._tensors)
+        turns = Turns(self._context, self._recorder, lambda: self._evaluate(epoch=1), self._kept_bytes)
         with suppress(Parted):
             while True:
                 epoch = self._step // plan.steps_per_epoch + 1
@@ -97,14 +96,11 @@ class Trainer:
                     turns.before_step(count)
                     self._take(epoch, first, count)
 
-    def _tensors(self) -> Iterator[torch.Tensor]:
-        """Those that last from step to step."""
-        model, optimizer = self._state.model, self._state.optimizer
-        for parameter in model.parameters():
-            yield from (parameter, *([] if parameter.grad is None else [parameter.grad]))
-        yield from model.buffers()
-        for tensors in optimizer.own_state().values():
-            yield from tensors
+    def _kept_bytes(self) -> int:
+        """Of tensors that last from step to step."""
+        state = self._state
+        weights = bytes_of([*state.model.parameters(), *state.model.buffers()])
+        return weights + state.strategy.kept_bytes() + state.optimizer.kept_bytes()
 
     def _take(self, epoch: int, first: int, count: int) -> None:
         """One step, with all that goes with it."""

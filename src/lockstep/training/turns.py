@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from time import perf_counter, process_time
 from typing import IO, Any, cast
-
-from torch import Tensor
 
 from lockstep.measure.memory import MemoryMeter, TensorMeter
 from lockstep.measure.recorder import Recorder
@@ -36,12 +34,14 @@ class Turns:
         context: Context,
         recorder: Recorder,
         evaluate: Callable[[], object] | None = None,
-        kept: Callable[[], Iterable[Tensor]] | None = None,
+        kept_bytes: Callable[[], int] | None = None,
     ) -> None:
-        """`evaluate` tests the model once, `kept` are the tensors that last from step to step; those of a script are not known."""
+        """`evaluate` tests the model once, `kept_bytes` are those of tensors that last from step to step; of a script neither is known."""
         folder = context.run.rank_folder(context.rank.rank)
-        self._recorder, self._evaluate, self._kept = recorder, evaluate, kept
-        self._device = context.device
+        self._recorder, self._evaluate, self._kept_bytes = recorder, evaluate, kept_bytes
+        self._device, plan = context.device, context.plan
+        self._whole = min(plan.global_batch, plan.train_samples)
+        self._counts = False
         self._tensors: TensorMeter | None = None
         self._memory = MemoryMeter(context.device)
         desk = read_json(context.run.folder / DESK)
@@ -64,6 +64,10 @@ class Turns:
         if self._lead:
             self._lead -= 1
             return
+        if self._counts and self._kept_bytes:
+            if samples < self._whole:
+                return  # an epoch's last batch takes less memory: the next one is counted
+            self._tensors, self._counts = TensorMeter(self._device, self._kept_bytes()), False
         if self._since is None:
             self._begin_span()
         self._steps -= 1
@@ -90,6 +94,7 @@ class Turns:
             wall, cpu = self._spent
             used, phases = process_time() - self._asked, self._recorder.log.phase_seconds(self._row)
             tensors = self._tensors.close() if self._tensors else None
+            self._tensors = None
             self._answer(
                 {"samples": self._samples, "wall": wall, "cpu": cpu, "used": used, "phases": phases, "tensors": tensors}
             )
@@ -104,8 +109,7 @@ class Turns:
             self._answers.close()
             raise Parted
         self._lead, self._steps, self._asked = order["lead"], order["steps"], process_time()
-        counted = self._kept if order.get("tensors") else None
-        self._tensors = TensorMeter(self._device, counted()) if counted else None
+        self._counts = bool(order.get("tensors"))
 
     def _look(self) -> dict[str, float | None]:
         """What of a training is not in its steps: the time of one evaluation, and the memory that all of it has needed so far."""

@@ -58,8 +58,11 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
     def cost(self, clock: Clock) -> float:
         """Seconds for each sample."""
-        seconds = {"wall": self.wall, "cpu": self.cpu}.get(clock, self.phases.get(clock, 0.0))
+        seconds = self.wall if clock == "wall" else self.cpu if clock == "cpu" else self.phases[clock]
         return max(seconds, LEAST_S) / self.samples
+
+    def knows(self, clock: Clock) -> bool:
+        return clock in ("wall", "cpu") or clock in self.phases
 
 
 class Ratio(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +95,9 @@ def by_start(windows: Iterable[Window], contender: str, baseline: str, clock: Cl
             pairs[window.start][window.round][window.contender] = window
     found = []
     for rounds in pairs.values():
-        whole = [both for both in rounds.values() if len(both) == 2]
+        whole = [
+            both for both in rounds.values() if len(both) == 2 and all(window.knows(clock) for window in both.values())
+        ]
         clean = [both for both in whole if not any(window.disturbed for window in both.values())]
         used = clean if len(clean) >= LEAST_ROUNDS else whole
         if used:
