@@ -310,6 +310,6 @@ def test_what_is_done_and_what_failed_is_not_run_again_and_what_was_killed_is(tm
         "to do",
     ]
     assert outcome(there[planned.items[1].digest], again=True) == "to do"
-    name = run_name(planned, planned.items[0], "ranks=2")
+    name = run_name(planned, planned.items[0], "ranks=2", tmp_path)
     assert name.endswith(planned.items[0].digest)
     assert "/" not in name

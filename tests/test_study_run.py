@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from lockstep.launch.supervise import Progress
 from lockstep.placement import Placement
 from lockstep.reading import read_records
 from lockstep.recipe import Recipe
-from lockstep.run import Options, Run, Spec, list_runs
+from lockstep.run import CHECKPOINTS, Options, Run, Spec, list_runs
 from lockstep.study import execute
 from lockstep.study.folder import StudyFolder
 from lockstep.study.plan import plan
@@ -183,27 +184,61 @@ class Impatient(Watcher):
         return watch
 
 
+LONG = Recipe(data="embedded", train_limit=960, test_limit=50, global_batch=48, epochs=40)
+
+
+def stopped_once(root: Path) -> tuple[Callable[[Watcher], dict[str, int]], Run]:
+    """A study whose only training was stopped after its first epoch, and the call that goes on with it."""
+    made = study.make("long", LONG, Placement(threads=1), cells={"a": {}}, repeats=1)
+    options, folder = Options(save_model=False), StudyFolder.of("long", root)
+
+    def go_on(watcher: Watcher) -> dict[str, int]:
+        return execute.run(folder, plan(made, options, root), options, watcher=watcher)
+
+    with pytest.raises(RunCancelled, match="run the same command again"):
+        go_on(Impatient())
+    (stopped,) = list_runs(root)
+    assert 1 <= len([epoch for epoch in stopped.epochs() if not epoch.get("partial")]) < LONG.epochs
+    return go_on, stopped
+
+
+def done(root: Path) -> Run:
+    (run,) = [run for run in list_runs(root) if run.recorded_status()["state"] == "done"]
+    return run
+
+
 def test_a_long_training_that_was_stopped_goes_on_from_its_last_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(execute, "LONG_TRAINING_S", 0.0)
-    recipe = Recipe(data="embedded", train_limit=960, test_limit=50, global_batch=48, epochs=40)
-    made = study.make("long", recipe, Placement(threads=1), cells={"a": {}}, repeats=1)
-    options, folder = Options(save_model=False), StudyFolder.of("long", tmp_path)
-    with pytest.raises(RunCancelled, match="run the same command again"):
-        execute.run(folder, plan(made, options, tmp_path), options, watcher=Impatient())
-    (stopped,) = list_runs(tmp_path)
-    taken = len([epoch for epoch in stopped.epochs() if not epoch.get("partial")])
-    assert 1 <= taken < 40
-    wait_for(lambda: time.strftime("%Y%m%d-%H%M%S") > stopped.id[:15], what="the next second: runs are named by it")
-
-    execute.run(folder, plan(made, options, tmp_path), options)
-    (whole,) = [run for run in list_runs(tmp_path) if run.recorded_status()["state"] == "done"]
+    go_on, stopped = stopped_once(tmp_path)
+    # Stopped again before it has a checkpoint of its own, it still goes on from the first one's.
+    with pytest.raises(RunCancelled):
+        go_on(Impatient())
+    again = list_runs(tmp_path)[-1]
+    assert again.spec().options.resume_from == str(stopped.folder)
+    shutil.rmtree(again.folder / CHECKPOINTS, ignore_errors=True)
+    assert go_on(Watcher()) == {"done": 1, "failed": 0, "left": 0}
+    whole = done(tmp_path)
     assert whole.spec().options.resume_from == str(stopped.folder)
-    assert [epoch["epoch"] for epoch in whole.epochs()] == list(range(1, 41))
+    assert [epoch["epoch"] for epoch in whole.epochs()] == list(range(1, LONG.epochs + 1))
+    assert not whole.has_checkpoint
+    assert not stopped.has_checkpoint, "what nobody needs any more is gone"
 
-    study.run_study(study.make("again", recipe, Placement(threads=1), cells={"a": {}}, repeats=1), runs=tmp_path)
-    (never_stopped,) = [run for run in list_runs(tmp_path) if run.id not in (stopped.id, whole.id)]
-    summaries = [run.summary() or {} for run in (whole, never_stopped)]
+    study.run_study(study.make("again", LONG, Placement(threads=1), cells={"a": {}}, repeats=1), runs=tmp_path / "b")
+    summaries = [run.summary() or {} for run in (whole, done(tmp_path / "b"))]
     assert summaries[0]["weights_sha256"] == summaries[1]["weights_sha256"], "the same bits as in one go"
-    assert summaries[0]["train_images"] == summaries[1]["train_images"] == 40 * 960
+    assert summaries[0]["train_images"] == summaries[1]["train_images"] == LONG.epochs * 960
+
+
+def test_a_training_whose_checkpoints_are_damaged_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execute, "LONG_TRAINING_S", 0.0)
+    go_on, stopped = stopped_once(tmp_path)
+    for file in (stopped.folder / CHECKPOINTS).glob("*.pt"):
+        file.write_bytes(b"no checkpoint")
+    heard: list[str] = []
+    watcher = Watcher()
+    monkeypatch.setattr(watcher, "says", heard.append)
+    assert go_on(watcher) == {"done": 1, "failed": 0, "left": 0}
+    assert any("could not go on from its checkpoint, and begins anew" in text for text in heard), heard
+    assert done(tmp_path).spec().options.resume_from is None

@@ -9,6 +9,7 @@ own, which give its times too.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import time
 from collections.abc import Callable, Container
@@ -20,8 +21,9 @@ from lockstep.errors import InputError
 from lockstep.metrics import METRICS
 from lockstep.placement import Placement, Plan, changes_mathematics, one_command_per_host, unknown_mathematics
 from lockstep.plugins import source_digest
+from lockstep.reading import exists
 from lockstep.recipe import Recipe, global_terms
-from lockstep.run import DAMAGED, Options, Part, Run, Spec
+from lockstep.run import DAMAGED, Options, Part, Run, Spec, runs_root
 from lockstep.study.definition import Study
 
 DIGEST = 12
@@ -225,13 +227,19 @@ def prepared(
         if known:
             known(spec.id)
 
-    return prepare(recipe, placement, options, runs, run_name(planned, item, place), check=check, part=part)
+    return prepare(
+        recipe, placement, options, runs, run_name(planned, item, place, runs_root(runs)), check=check, part=part
+    )
 
 
-def run_name(planned: Planned, item: Item, place: str) -> str:
+def run_name(planned: Planned, item: Item, place: str, runs: Path) -> str:
     """The run's name: it starts with the time, as every run's name does, and ends with the identity."""
     name = plain(f"{planned.study.name}-{place}")[:48].strip("-")
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{name}-{item.digest}"
+    found = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}-{item.digest}"
+    again = (f"-{number}" for number in itertools.count(2))  # it was begun and ended within this second
+    while exists(runs / found):
+        found = found.partition(item.digest)[0] + item.digest + next(again)
+    return found
 
 
 def plain(name: str) -> str:
