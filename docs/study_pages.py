@@ -97,6 +97,9 @@ def page(folder: StudyFolder, document: dict[str, Any]) -> str:
     sample = next((each for group in groups for each in group.done), None)
     spec = next(group for group in groups if group.measured).spec
     environment = sample.run.environment() if sample else {}
+    state = next((group.time.race.state for group in groups if group.time), None)
+    if sample is None and state:
+        environment = {"cores_machine": state.machine.get("cores"), **state.machine}
     made = (
         f"{spec.recipe.model} on {spec.recipe.data}, {spec.plan.train_samples:,} images, {spec.recipe.epochs} epochs; "
         f"{environment.get('cores_machine')} cores of an {environment.get('cpu')}, torch {environment.get('torch')}, "
@@ -146,12 +149,13 @@ def measured(document: dict[str, Any], groups: list[Group]) -> list[str]:
 def cells_table(document: dict[str, Any]) -> list[str]:
     metrics = document["metrics"]
     labels = [METRICS[metric].title(document["target_accuracy"]) for metric in metrics]
-    rows = [["cell", "n", *labels, "speed-up"], ["---", *["---:"] * (len(labels) + 2)]]
+    timed = any(METRICS[metric].by_ratio for metric in metrics)
+    rows = [["cell", "n", *labels, *["speed-up"] * timed], ["---", *["---:"] * (len(labels) + 1 + timed)]]
     for cell in document["cells"]:
         if cell["metrics"]:
             figures = [figure(metric, cell["metrics"].get(metric)) for metric in metrics]
             speed = "–" if cell.get("speed_up") is None else f"{cell['speed_up']:.2f}"
-            rows.append([f"`{cell['cell']}`", str(cell["done"]), *figures, speed])
+            rows.append([f"`{cell['cell']}`", str(cell["done"]), *figures, *[speed] * timed])
     return [f"| {' | '.join(row)} |" for row in rows]
 
 

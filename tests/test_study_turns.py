@@ -188,6 +188,20 @@ def test_whole_trainings_check_what_turns_say_and_early_stopping_counts(tmp_path
     assert stopped.document["cells"][0]["metrics"]["seconds"]["median"] == pytest.approx(steps / 2, rel=0.01)
 
 
+def test_how_long_early_stopping_makes_a_training_shows_in_trainings_alone(tmp_path: Path) -> None:
+    cells = {"whole": {}, "early": {"early_stopping.patience": 1}}
+    study = Made(tmp_path, cells=cells, repeats=3)
+    study.race({"whole": 100.0, "early": 100.0})
+    early = compare.study_document(study.folder)["cells"][1]["metrics"]
+    assert early["seconds"]["n"] == 0
+    assert early["seconds"]["against_baseline"]["verdict"] == "too few"
+    assert early["images_per_second"]["against_baseline"]["verdict"] == "the same"
+    study.train({"whole": [0.9] * 3})
+    study.train({"early": [0.9] * 3}, train_images=960, epochs=1)
+    against = study.document["cells"][1]["metrics"]["seconds"]["against_baseline"]
+    assert (against["verdict"], round(against["effect"], 2)) == ("faster", 0.5)
+
+
 def test_a_study_that_asks_nothing_about_time_does_not_race(tmp_path: Path) -> None:
     cells = {"a": {}, "b": {"optimizer.lr": 0.01}}
     assert racing.racing(Made(tmp_path / "learned", cells=cells, metrics=["accuracy"]).planned) == []

@@ -24,9 +24,12 @@ def table(subject: Subject) -> Table | None:
     metrics, sources = document["metrics"], document.get("published", [])
     labels = [METRICS[metric].title(document["target_accuracy"]) for metric in metrics]
     published = [f"published, {source['source'].partition(':')[0]}" for source in sources]
-    columns = ["cell", "runs", *labels, "speed-up", "efficiency", *published]
-    rows = [_row(cell, metrics, sources) for cell in document["cells"]]
+    # Where nothing is asked about time, runs were made with no thought of it.
+    speeds = ["speed-up", "efficiency"] if any(METRICS[metric].by_ratio for metric in metrics) else []
+    columns = ["cell", "runs", *labels, *speeds, *published]
+    rows = [_row(cell, metrics, speeds, sources) for cell in document["cells"]]
     first, last = 2, 2 + len(metrics)
+    beyond = last + len(speeds)
     # The rate says what the time says.
     rate = [first + metrics.index("images_per_second")] if {"seconds", "images_per_second"} <= {*metrics} else []
     return Table(
@@ -35,8 +38,8 @@ def table(subject: Subject) -> Table | None:
         says=_says(document),
         columns=columns,
         rows=rows,
-        right=list(range(1, last + 2)),
-        spare=[*range(last + 2, len(columns)), last + 1, *rate, 1, last],
+        right=list(range(1, beyond)),
+        spare=[*range(beyond, len(columns)), *range(last + 1, beyond), *rate, 1, *range(last, beyond)[:1]],
         bars=list(range(first, last))[:MOST_BARS],
     )
 
@@ -82,17 +85,20 @@ def effects(subject: Subject) -> Table | None:
     )
 
 
-def _row(cell: Document, metrics: list[str], sources: list[Document]) -> list[Cell]:
+def _row(cell: Document, metrics: list[str], speeds: list[str], sources: list[Document]) -> list[Cell]:
     trouble = ["left out"] if cell["left_out"] else [f"{len(cell['failed'])} failed"] if cell["failed"] else []
     head = Cell(text=cell["cell"], notes=trouble)
     counts = Cell(text=f"{cell['done']}/{cell['planned']}", value=cell["done"])
     speed, efficiency = cell.get("speed_up"), cell.get("efficiency")
+    by_speed = [
+        Cell(text=text(speed, "times"), value=speed),
+        Cell(text="–" if efficiency is None else f"{efficiency:.0%}", value=efficiency),
+    ]
     return [
         head,
         counts,
         *(_figure(metric, cell["metrics"].get(metric)) for metric in metrics),
-        Cell(text=text(speed, "times"), value=speed),
-        Cell(text="–" if efficiency is None else f"{efficiency:.0%}", value=efficiency),
+        *(by_speed if speeds else []),
         *(Cell(text=source["figures"].get(cell["cell"], "")) for source in sources),
     ]
 

@@ -117,6 +117,15 @@ class CellTime:
     images: float | None = None
     """In a whole training, where trainings have shown that it is not what was planned (early stopping)."""
 
+    @property
+    def length_known(self) -> bool:
+        """With early stopping, how long a training is shows only when there was one."""
+        return self.images is not None or not self.stops_early
+
+    @property
+    def stops_early(self) -> bool:
+        return self.cell.recipe.early_stopping.patience > 0
+
     @cached_property
     def whole_images(self) -> float:
         epochs, rest = divmod(self.plan.total_steps, self.plan.steps_per_epoch)
@@ -153,7 +162,7 @@ class CellTime:
     def values(self, metric: str) -> dict[int, float]:
         """A metric of the placement, by start; empty where the race does not say."""
         of = VALUES.get(metric)
-        return of(self) if of else {}
+        return of(self) if of and (self.length_known or metric not in OF_A_TRAINING) else {}
 
     def phases(self) -> dict[str, float]:
         """Mean seconds of each phase of a step, the median over windows."""
@@ -194,6 +203,10 @@ VALUES: dict[str, Callable[[CellTime], dict[int, float]]] = {
     "memory_of_a_rank": _at_start("memory_of_a_rank"),
     COUNTED: _at_start(COUNTED),
 }
+
+
+OF_A_TRAINING = ("seconds", "cpu_seconds", "forward_seconds", "backward_seconds", "core_seconds")
+"""Metrics of a whole training, however long it is."""
 
 
 def read(folder: StudyFolder, planned: Planned) -> Raced | None:

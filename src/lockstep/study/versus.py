@@ -89,11 +89,13 @@ def _in_turns(
     work, others = (images_of(side, metric, target) for side in (group, base))
     both = [key for key in work if key in others]
     if not both:
-        if METRICS[metric].of_placement:
+        if METRICS[metric].of_placement and ours.length_known and theirs.length_known:
             return _raced(ratio, cores * ours.whole_images / theirs.whole_images, kind)
         return Comparison(0, None, None, None, "too few", None, "no pair has both")
     shares = [work[key] / others[key] for key in both if math.isfinite(work[key]) and math.isfinite(others[key])]
-    if len(shares) == len(both) and max(shares) - min(shares) < 1e-9:
+    # One training that stopped early says nothing about when others would.
+    sure = len(both) > 1 or not (ours.stops_early or theirs.stops_early)
+    if sure and len(shares) == len(both) and max(shares) - min(shares) < 1e-9:
         return _raced(ratio, cores * shares[0], kind)
     # How much is trained differs from seed to seed: what that leaves open and what the race leaves open add up.
     trained = compare_family([([cores * work[key] for key in both], [others[key] for key in both])], kind)[0]
