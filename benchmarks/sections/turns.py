@@ -29,7 +29,7 @@ class Plant:
 
     extra: float
     budget_s: float
-    trials: int  # for each repeat
+    trials: float  # for each repeat
     fewest_steps: int
     margin: float = estimate.MARGIN
 
@@ -38,7 +38,7 @@ class Plant:
         return f"{self.extra:.0%} more work" if self.extra else "the same twice"
 
 
-PLANTED = (Plant(0.0, 60.0, 4, 33), Plant(0.03, 60.0, 4, 33), Plant(0.01, 300.0, 1, 100, margin=0.005))
+PLANTED = (Plant(0.0, 60.0, 4, 33), Plant(0.03, 60.0, 4, 33), Plant(0.01, 300.0, 0.6, 100, margin=0.005))
 
 
 class Planted(Ranks):
@@ -57,7 +57,7 @@ def measure(settings: Settings) -> Section:
     section = Section("turns", "Planted differences, each found or not within its time", "image", "rate", [])
     verdicts: dict[Plant, Counter[str]] = {plant: Counter() for plant in PLANTED}
     seconds: dict[Plant, list[float]] = {plant: [] for plant in PLANTED}
-    trials = {plant: 1 if settings.quick else plant.trials * settings.repeats for plant in PLANTED}
+    trials = {plant: 1 if settings.quick else max(1, round(plant.trials * settings.repeats)) for plant in PLANTED}
     for trial in range(1, max(trials.values()) + 1):
         for plant in [plant for plant in PLANTED if trial <= trials[plant]]:
             race = _trial(plant, settings.seed + trial)
