@@ -154,12 +154,12 @@ def test_markdown_says_when_figures_are_not_valid() -> None:
 
 def test_every_round_has_every_contender_in_a_shuffled_order() -> None:
     contenders = {name: lambda: Span(1, 1.0, 1.0, {}) for name in "abcdef"}
-    outcome = rounds.interleave("test", contenders, rounds=4, seed=3)
+    outcome = rounds.interleave("test", contenders, count=4, seed=3)
     orders = [[m.contender for m in outcome.measurements if m.round == number] for number in range(1, 5)]
     assert all(sorted(order) == list("abcdef") for order in orders)
     assert len({tuple(order) for order in orders}) > 1
     assert [m.order for m in outcome.measurements] == list(range(1, 25))
-    again = rounds.interleave("test", contenders, rounds=4, seed=3)
+    again = rounds.interleave("test", contenders, count=4, seed=3)
     assert [m.contender for m in again.measurements] == [m.contender for m in outcome.measurements]
 
 
@@ -167,7 +167,7 @@ def test_a_contender_that_fails_is_left_out_and_the_others_go_on(capsys: pytest.
     def fail() -> Span:
         raise ContenderFailed("exit code 1")
 
-    outcome = rounds.interleave("test", {"good": lambda: Span(1, 1.0, 1.0, {}), "bad": fail}, rounds=3)
+    outcome = rounds.interleave("test", {"good": lambda: Span(1, 1.0, 1.0, {}), "bad": fail}, count=3)
     assert [m.contender for m in outcome.measurements] == ["good"] * 3
     assert outcome.failures == {"bad": "exit code 1"}
     assert "bad failed and is left out" in capsys.readouterr().err

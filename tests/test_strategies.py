@@ -28,7 +28,7 @@ from lockstep.resolve import resolve
 from lockstep.resolve.checks import check_placement
 from lockstep.settings import load
 from lockstep.strategies import zero
-from lockstep.strategies.optimizer import Optimizer
+from lockstep.strategies.optimizer import Optimizer, State
 from lockstep.training.step import Steps
 from shm_rank import Session
 from support import SHORT, Cli
@@ -343,6 +343,12 @@ def test_zeros_messages_are_exchange_and_not_optimizer(module_cli: Cli) -> None:
 
     class Sends(Optimizer):
         parameters: ClassVar = [parameter]
+
+        def step(self) -> None:
+            """Nothing."""
+
+        def state(self) -> State:
+            return {}
 
         def exchange(self) -> None:
             seen.append("send")

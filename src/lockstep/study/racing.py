@@ -6,7 +6,6 @@ What it says of each cell is in timing.py.
 from __future__ import annotations
 
 import shutil
-from collections import Counter
 from collections.abc import Callable, Container, Sequence
 
 import msgspec
@@ -30,8 +29,6 @@ STARTS = "starts"
 """Where the ranks of each start have their folders, while they are there."""
 # A start of all cells takes a second or two a rank, and four to eight of them settle most comparisons.
 SECONDS_PER_RANK, LEAST_SECONDS = 15.0, 60.0
-# An evaluation that takes longer than this is made in the first starts alone.
-LONG_EVALUATION_S, LONG_EVALUATIONS = 1.0, 2
 
 
 Listener = Callable[[Race], None]
@@ -110,15 +107,10 @@ def _race(
         Ranks(cell.name, cell.recipe, cell.placement, folder.path / STARTS / str(number), options)
         for number, cell in enumerate(racing(planned))
     ]
-    long_evaluations: Counter[str] = Counter()
 
     def started(contender: Contender, start: int) -> None:
         assert isinstance(contender, Ranks)
-        if long_evaluations[contender.name] >= LONG_EVALUATIONS:
-            return
-        look = contender.look()
-        long_evaluations[contender.name] += (look.evaluation or 0.0) > LONG_EVALUATION_S
-        record = Started(cell=contender.name, start=start, **look._asdict())
+        record = Started(cell=contender.name, start=start, **contender.look()._asdict())
         append_line(folder.path / STARTED, msgspec.to_builtins(record))
 
     kept = before.starts

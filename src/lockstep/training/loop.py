@@ -84,7 +84,7 @@ class Trainer:
     def race(self) -> None:
         """The steps of training, epoch after epoch, and an evaluation, for as long as somebody asks for them (turns.py)."""
         plan, recipe = self._context.plan, self._context.recipe
-        turns = Turns(self._context, self._recorder, lambda: self._evaluate(epoch=1), self._kept_bytes)
+        turns = Turns(self._context, self._recorder, lambda samples: self._evaluate(1, samples), self._kept_bytes)
         with suppress(Parted):
             while True:
                 epoch = self._step // plan.steps_per_epoch + 1
@@ -120,7 +120,7 @@ class Trainer:
         if not whole:  # before the evaluation, which a run that was not stopped here would not make
             self._checkpoint(at_end=True)
         begin = perf_counter()
-        test = self._evaluate(epoch)
+        test = self._evaluate(epoch, plan.test_samples)
         self._recorder.aside("evaluation", begin)
         partial = self._progress.sums.samples < plan.train_samples
         self._progress.end_epoch(
@@ -157,9 +157,9 @@ class Trainer:
         trained = progress.sums.samples
         assert trained == visited, f"ranks trained {trained:.0f} samples of {visited:.0f} in epoch {epoch}"
 
-    def _evaluate(self, epoch: int) -> Evaluation:
+    def _evaluate(self, epoch: int, samples: int) -> Evaluation:
         context, state, batches = self._context, self._state, self._data.test
-        samples, batch = context.plan.test_samples, context.placement.eval_batch
+        batch = context.placement.eval_batch
         witness = self._recipe_step.witness
         if witness:
             witness.before_evaluation(epoch, batches)

@@ -12,13 +12,14 @@ from collections.abc import Callable
 from time import perf_counter, process_time
 from typing import IO, Any, cast
 
+from lockstep.backends.group import reduce_max
 from lockstep.measure.memory import MemoryMeter, TensorMeter
 from lockstep.measure.recorder import Recorder
 from lockstep.run import ANSWERS, DESK, ORDERS, read_json
 from lockstep.training.context import Context
 
-# An evaluation that takes longer than this is made once: what the first one builds does not count there.
-LONG_EVALUATION_S = 1.0
+# Of an evaluation that takes longer than this a part is timed, so many batches of each rank.
+LONG_EVALUATION_S, EVALUATED_BATCHES = 1.0, 2
 CALL_S = 10.0
 
 
@@ -33,14 +34,16 @@ class Turns:
         self,
         context: Context,
         recorder: Recorder,
-        evaluate: Callable[[], object] | None = None,
+        evaluate: Callable[[int], object] | None = None,
         kept_bytes: Callable[[], int] | None = None,
     ) -> None:
-        """`evaluate` tests the model once, `kept_bytes` are those of tensors that last from step to step; of a script neither is known."""
+        """`evaluate` tests the model on the first N samples, `kept_bytes` are those of tensors that last from step to step; of a script neither is known."""
         folder = context.run.rank_folder(context.rank.rank)
         self._recorder, self._evaluate, self._kept_bytes = recorder, evaluate, kept_bytes
         self._device, plan = context.device, context.plan
         self._whole = min(plan.global_batch, plan.train_samples)
+        self._tested = plan.test_samples
+        self._part = min(plan.test_samples, EVALUATED_BATCHES * context.placement.eval_batch * context.rank.world)
         self._counts = False
         self._tensors: TensorMeter | None = None
         self._memory = MemoryMeter(context.device)
@@ -114,15 +117,19 @@ class Turns:
     def _look(self) -> dict[str, float | None]:
         """What of a training is not in its steps: the time of one evaluation, and the memory that all of it has needed so far."""
         seconds = None
-        if self._evaluate:
-            for _ in range(2):  # the first one builds what the later ones use
-                begin = perf_counter()
-                self._evaluate()
-                self._recorder.clock.flush()
-                seconds = perf_counter() - begin
-                if seconds > LONG_EVALUATION_S:
-                    break
+        if self._evaluate and self._tested:
+            self._test(self._evaluate, self._part)  # builds what the later ones use
+            seconds = self._test(self._evaluate, self._part) * self._tested / self._part
+            if seconds < LONG_EVALUATION_S and self._part < self._tested:
+                seconds = self._test(self._evaluate, self._tested)
         return {"evaluation": seconds, "memory": self._memory.growth_bytes()}
+
+    def _test(self, evaluate: Callable[[int], object], samples: int) -> float:
+        """Seconds of the slowest rank, so that all ranks come to the same decision."""
+        begin = perf_counter()
+        evaluate(samples)
+        self._recorder.clock.flush()
+        return reduce_max([perf_counter() - begin])[0]
 
     def _answer(self, document: dict[str, Any]) -> None:
         self._answers.write(json.dumps(document).encode() + b"\n")
