@@ -80,12 +80,14 @@ def _of_cell(subject: Subject, group: Group, name: str, several: bool) -> list[S
 
 
 def _published(sources: Sequence[Published], subject: Subject, group: Group, name: str, several: bool) -> list[Series]:
-    """What a report's own curve was, beside ours."""
-    hue, before = subject.colour(group), f"{group.name}, " if several else ""
+    """What a report's own curve was, beside ours: of this cell, or of one that shares its trainings."""
+    hue, cells = subject.colour(group), subject.sharing(group)
     found = []
     for source in sources:
+        cell = next((cell for cell in cells if cell in source.curves), group.name)
+        before = f"{cell}, " if several else ""
         for role, shown_as in (("test", "published"), ("train", "train")):
-            points = {each.epoch: getattr(each, f"{role}_{name}", None) for each in source.curves.get(group.name, [])}
+            points = {each.epoch: getattr(each, f"{role}_{name}", None) for each in source.curves.get(cell, [])}
             known = {epoch: value for epoch, value in points.items() if value is not None}
             label = f"{before}{role} published, {source.source.partition(':')[0]}"
             colour = hue.name if several else "c2" if role == "test" else "c3"

@@ -60,6 +60,11 @@ class Subject:
             found.setdefault(tuple(each.run.id for each in group.samples), group)
         return sorted(found.values(), key=self.place)
 
+    def sharing(self, group: Group) -> list[str]:
+        """The cells that have the same runs, itself among them."""
+        own = [each.run.id for each in group.samples]
+        return [other.name for other in self.begun if [each.run.id for each in other.samples] == own]
+
     def place(self, group: Group) -> int:
         return self.groups.index(group)
 
