@@ -1,7 +1,7 @@
-"""Makes the pictures of the README from real runs: `.venv/bin/python docs/pictures.py` writes docs/race.svg, docs/demo.svg and docs/pictures/*.png.
+"""Makes the pictures of the README from real runs: `.venv/bin/python docs/pictures.py` writes docs/race.svg and docs/pictures/*.png.
 
-It takes a few minutes, needs Playwright and Chromium, and trains a small study in a folder that goes away. `race`, `demo` and
-`pages` make one kind alone.
+It takes a few minutes, needs Playwright and Chromium, and trains a small study in a folder that goes away. `race` and `pages` make
+one kind alone.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from lockstep.cli.demo import render
-
 HERE = Path(__file__).parent
 LOCKSTEP = str(Path(sys.executable).with_name("lockstep"))
 MOST_BYTES = 200_000
@@ -40,16 +38,13 @@ FORMAT = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="htt
 </style>
 <defs><clipPath id="{unique_id}-clip-terminal"><rect x="0" y="0" width="{terminal_width}" height="{terminal_height}"/></clipPath>
 {lines}</defs>
-<rect fill="#161b22" x="1" y="1" width="{terminal_width}" height="{terminal_height}" rx="8"/>
+<rect fill="#161b22" x="1" y="1" width="{width}" height="{height}" rx="8"/>
 <g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
 {backgrounds}
 <g class="{unique_id}-matrix">{matrix}</g>
 </g>
 </svg>
 """
-
-# With the frame around all of it.
-WHOLE = FORMAT.replace('width="{terminal_width}" height="{terminal_height}" rx', 'width="{width}" height="{height}" rx')
 
 STUDY = """
 about = "What a second core brings at the same recipe, and what the way of the exchange has to do with it."
@@ -77,7 +72,7 @@ backend = "shm"
 
 
 def main(words: list[str]) -> None:
-    for name, make in (("race", race), ("demo", demo), ("pages", pages)):
+    for name, make in (("race", race), ("pages", pages)):
         if not words or name in words:
             make()
 
@@ -90,15 +85,7 @@ def race() -> None:
         said = call(Path(name), "race", *words, "--all", common, "--name", "two-cores", COLUMNS="100")
     out = terminal(f"$ lockstep race {shlex.join(words)} --all {shlex.quote(common)}")
     out.print(Text(said.rstrip("\n")))
-    out.save_svg(str(HERE / "race.svg"), code_format=WHOLE, title="lockstep race")
-
-
-def demo() -> None:
-    finished = subprocess.run([LOCKSTEP, "demo", "--json"], stdout=subprocess.PIPE, text=True, check=True)
-    report = json.loads(finished.stdout)
-    out = terminal("$ lockstep demo")
-    render(report, "mnist", out)
-    out.save_svg(str(HERE / "demo.svg"), code_format=FORMAT, title="lockstep demo")
+    out.save_svg(str(HERE / "race.svg"), code_format=FORMAT, title="lockstep race")
 
 
 def terminal(command: str) -> Console:
@@ -131,7 +118,7 @@ def show(browser: Any, text: str) -> None:
     out = terminal("$ lockstep show last")
     out.print(Text.from_ansi("\n".join(text.splitlines()[:-1]) + "\n"))  # the last line is a path
     page = new_page(browser, "dark", 700)
-    page.set_content(f'<body style="margin:0">{out.export_svg(code_format=WHOLE, title="lockstep show")}</body>')
+    page.set_content(f'<body style="margin:0">{out.export_svg(code_format=FORMAT, title="lockstep show")}</body>')
     keep(page, "terminal", "svg")
 
 

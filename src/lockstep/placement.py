@@ -17,6 +17,7 @@ from msgspec import Meta
 from lockstep.errors import InputError
 from lockstep.recipe import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Recipe
 from lockstep.shapes import Count
+from lockstep.units import counted
 
 # Far more than any cluster has: what is beyond it is a slip of the keyboard, and planning it would take hours.
 Ranks = Annotated[int, Meta(ge=1, le=100_000)]
@@ -191,7 +192,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """The one line that every run starts with."""
         last = f" (last batch {self.last_batch})" if self.last_batch != self.global_batch else ""
         return (
-            f"global batch {self.global_batch} = {self.ranks} ranks x {self.micro_batch} micro batch x "
+            f"global batch {self.global_batch} = {counted(self.ranks, 'rank')} x {self.micro_batch} micro batch x "
             f"{self.accumulation} accumulation; {self.steps_per_epoch} steps an epoch{last}, {self.total_steps} in all"
         )
 

@@ -255,7 +255,7 @@ def reword(message: str, tree: Tree) -> str:
     text = text[:1].lower() + text[1:]
     if text.startswith("invalid enum value"):
         text = f"expected one of {', '.join(_choices(key))}"
-    return f"{key}={value}: {text}"
+    return f"{key}: {text}" if "[" in key else f"{key}={value}: {text}"  # within a list, the value is not looked up
 
 
 def _choices(key: str) -> list[str]:

@@ -50,7 +50,9 @@ class Quantity(click.ParamType[float]):
             self.fail(f"{value!r} is not a {self.name}, such as 1{list(self._units)[1]}.", param, ctx)
         number = float(found[1]) * self._units[found[2]]
         if not self._least <= number <= self._most:
-            self.fail(f"{value!r} is out of range.", param, ctx)
+            unit = list(self._units)[1]
+            least, most = (f"{bound / self._units[unit]:,.10g}{unit}" for bound in (self._least, self._most))
+            self.fail(f"{value!r} is out of range: from {least} to {most}.", param, ctx)
         return number
 
 
