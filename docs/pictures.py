@@ -36,7 +36,7 @@ FORMAT = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="htt
   line-height: {line_height}px; }}
 {styles}
 </style>
-<defs><clipPath id="{unique_id}-clip-terminal"><rect x="0" y="0" width="{terminal_width}" height="{terminal_height}"/></clipPath>
+<defs><clipPath id="{unique_id}-clip-terminal"><rect x="0" y="0" width="{width}" height="{height}"/></clipPath>
 {lines}</defs>
 <rect fill="#161b22" x="1" y="1" width="{width}" height="{height}" rx="8"/>
 <g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
@@ -116,7 +116,7 @@ def pages() -> None:
 def show(browser: Any, text: str) -> None:
     """What `lockstep show` prints at a terminal."""
     out = terminal("$ lockstep show last")
-    out.print(Text.from_ansi("\n".join(text.splitlines()[:-1]) + "\n"))  # the last line is a path
+    out.print(Text.from_ansi(text))
     page = new_page(browser, "dark", 700)
     page.set_content(f'<body style="margin:0">{out.export_svg(code_format=FORMAT, title="lockstep show")}</body>')
     keep(page, "terminal", "svg")
