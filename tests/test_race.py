@@ -273,7 +273,10 @@ def test_a_budget_that_starting_spends_is_one_line(cli: Cli) -> None:
 
 @pytest.mark.parametrize(
     ("option", "said"),
-    [("--budget=soon", "'soon' is not a time, such as 1s."), ("--until=200%", "'200%' is out of range.")],
+    [
+        ("--budget=soon", "'soon' is not a time, such as 1s."),
+        ("--until=200%", "'200%' is out of range: from 0.01% to 50%."),
+    ],
 )
 def test_options_take_units(cli: Cli, option: str, said: str) -> None:
     found = cli("race", "ranks=1", "threads=1", option)

@@ -235,11 +235,10 @@ def prepared(
 def run_name(planned: Planned, item: Item, place: str, runs: Path) -> str:
     """The run's name: it starts with the time, as every run's name does, and ends with the identity."""
     name = plain(f"{planned.study.name}-{place}")[:48].strip("-")
-    found = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}-{item.digest}"
-    again = (f"-{number}" for number in itertools.count(2))  # it was begun and ended within this second
-    while exists(runs / found):
-        found = found.partition(item.digest)[0] + item.digest + next(again)
-    return found
+    first = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}-{item.digest}"
+    # It may have been begun and have ended within this second.
+    names = itertools.chain([first], (f"{first}-{number}" for number in itertools.count(2)))
+    return next(name for name in names if not exists(runs / name))
 
 
 def plain(name: str) -> str:
