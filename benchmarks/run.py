@@ -27,6 +27,7 @@ from benchmarks.sections import (
     predict,
     quantization,
     scaling,
+    shares,
     slow_link,
     start,
     techniques,
@@ -50,6 +51,7 @@ SECTIONS: dict[str, Callable[[Settings], record.Section]] = {
     "quantization": quantization.measure,
     "kernels": kernels.measure,
     "turns": turns.measure,
+    "shares": shares.measure,
 }
 RESULTS = ROOT / "benchmarks" / "results"
 QUICK = {"repeats": 2, "samples": 3200}

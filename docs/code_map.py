@@ -41,7 +41,7 @@ PATH = [
     ("settings.py", "load", "makes a recipe and a placement of files and `key=value`"),
     ("launch/preparation.py", "prepare", "checks all that can be checked, and makes the run folder"),
     ("resolve", "resolve", 'decides what "auto" means on this machine'),
-    ("placement.py", "plan", "works out the batch algebra"),
+    ("plan.py", "plan", "works out the batch algebra"),
     ("launch/execution.py", "execute", "runs what was prepared"),
     ("launch/spawn.py", "starts", "says which processes to start: `python -m lockstep.worker RUN_DIR`, once per rank"),
     ("launch/supervise.py", "supervise", "starts them, watches them, ends them"),

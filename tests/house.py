@@ -23,7 +23,7 @@ lockstep
 cli/
 dashboard/
 report/
-explain/ > study/ verify/    predict/    study/ > verify/    export/    verify/
+tune/ > predict/    explain/ > study/ verify/    predict/    study/ > verify/    export/    verify/
 comms/    deploy/    probe    turns/
 launch/
 worker
@@ -32,7 +32,7 @@ resolve/
 strategies/ > backends/    kernels/    quantize/    models/ > data/    data/    backends/
 statistics > metrics    metrics
 measure/ > machine/    machine/
-settings > placement    index > run/    ways > run/    run/ > placement    placement    recipes/
+settings > placement    index > run/    ways > run/    run/ > placement plan    plan > placement    placement    recipes/
 recipe    shapes    toml > reading    reading    plugins > files    process    files    keyed    seeding
 errors    text    units    torch_private    rounds
 """

@@ -28,7 +28,8 @@ from lockstep.explain import (
 from lockstep.explain.evidence import Evidence
 from lockstep.measure.phases import NAMES
 from lockstep.measure.records import ROW
-from lockstep.placement import Placement, plan
+from lockstep.placement import Placement
+from lockstep.plan import plan
 from lockstep.recipe import Recipe
 from lockstep.run import Options, Probe, Run, Spec, append_line, write_atomic
 from lockstep.ways import BESIDE, FILE, Way

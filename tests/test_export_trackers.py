@@ -12,7 +12,8 @@ from lockstep.errors import InputError
 from lockstep.export import mlflow, tensorboard
 from lockstep.export.facts import Chosen, facts
 from lockstep.measure.events import EventFile
-from lockstep.placement import Placement, plan
+from lockstep.placement import Placement
+from lockstep.plan import plan
 from lockstep.recipe import Optimizer, Recipe
 from lockstep.run import Run, Spec, append_line, write_atomic
 

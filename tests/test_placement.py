@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.errors import InputError
-from lockstep.placement import Placement, micro_shares, plan, share_of
+from lockstep.placement import Placement
+from lockstep.plan import micro_shares, plan, share_of
 from lockstep.recipe import Recipe
 from lockstep.resolve import resolve
 

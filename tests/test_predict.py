@@ -21,8 +21,7 @@ from lockstep.backends.costs import store
 from lockstep.errors import InputError
 from lockstep.launch.emulated.link import Link, parse_link
 from lockstep.machine.cores import cores
-from lockstep.measure.records import ROW
-from lockstep.placement import Placement, plan
+from lockstep.placement import Placement
 from lockstep.predict import check, fit, measure
 from lockstep.predict.compute import Compute, Point, at
 from lockstep.predict.exchange import Cluster, Software, all_reduce, hierarchical, ring, tree
@@ -34,7 +33,6 @@ from lockstep.predict.replay import Script, replay, script_of
 from lockstep.predict.scaling import Ask, asked_ranks, judge, table, usual_ranks
 from lockstep.predict.waiting import slowest
 from lockstep.recipe import Recipe
-from lockstep.run import Run, Spec
 from support import Cli
 
 ALPHA, BETA = 200e-6, 2e9
@@ -408,49 +406,55 @@ def test_batches_to_measure() -> None:
 # ---------------------------------------------------------------- the check
 
 
-def test_a_held_out_run_is_measured_as_the_fits_are(tmp_path: Path) -> None:
-    recipe = Recipe(data="embedded", global_batch=8)
-    placement = Placement(ranks=2, threads=1, launcher="spawn", strategy="ddp", backend="gloo", device="cpu")
-    spec = Spec(
-        id="held", created=0.0, lockstep="", recipe=recipe, placement=placement, plan=plan(recipe, placement, 1600, 100)
-    )
-    run = Run.create(tmp_path, spec)
-    times = np.full(210, 2_000_000)
-    times[40:48] = 90_000_000  # one disturbed window of twenty
-    for rank, more in ((0, 0), (1, 1_000_000)):
-        rows = np.zeros(210, dtype=ROW)
-        rows["step"], rows["samples"], rows["warmup"] = np.arange(1, 211), 4, np.arange(210) < 10
-        rows["total_ns"] = times + more
-        rows["total_ns"][:10] = 50_000_000
-        rows["samples"][-1], rows["total_ns"][-1] = 1, 1
-        rows.tofile(run.rank_folder(rank) / "steps.bin")
-    assert check.measured_step(run, spec) == pytest.approx(2.5e-3)
+def tried(*errors: float) -> list[check.Tried]:
+    """Of one recipe each."""
+    held = check.Held("batch", ("ranks=1", "global_batch=8"))
+    return [check.Tried(str(number), held, 1.0, 1.0 + error) for number, error in enumerate(errors)]
 
 
 def test_errors_are_summed_up_with_their_worst() -> None:
-    found = check.summary([0.01, -0.04, 0.10])
-    assert (found["median_error"], found["worst_error"], found["lowest"], found["highest"]) == (0.04, 0.10, -0.04, 0.10)
+    found = check.summary(tried(0.01, -0.04, 0.10))
+    assert found["median_error"] == pytest.approx(0.04)
+    assert found["worst_error"] == pytest.approx(0.10)
+    assert (found["lowest"], found["highest"]) == (pytest.approx(-0.04), pytest.approx(0.10))
     assert found["goal_met"]
-    assert not check.summary([0.01, 0.2, 0.01])["goal_met"]
+    assert not check.summary(tried(0.01, 0.2, 0.01))["goal_met"], "one of three is more than one of ten"
 
 
 def test_each_prediction_is_judged_by_itself() -> None:
     """Off by +20 % and then by -20 %: that is 20 %, not nothing."""
-    found = check._result(check.HELD[0], [(1.0, 1.2), (1.0, 0.8)])
-    assert found["errors"] == pytest.approx([0.2, -0.2])
-    assert check.summary(found["errors"])["median_error"] == pytest.approx(0.2)
+    assert check.summary(tried(0.2, -0.2))["median_error"] == pytest.approx(0.2)
+    kinds = check.by_kind(tried(0.2, -0.2))
+    assert kinds["batch"]["mean_signed"] == pytest.approx(0.0)
+    assert kinds["batch"]["median_error"] == pytest.approx(0.2)
+
+
+def test_the_order_of_placements_is_judged_by_time_a_sample_and_within_one_recipe() -> None:
+    held = [check.Held("batch", ("ranks=1", f"global_batch={batch}")) for batch in (8, 16, 32)]
+    cases = [
+        check.Tried("one", held[0], 1.0, 1.0),
+        check.Tried("one", held[1], 1.5, 1.4),  # less time a sample, as predicted
+        check.Tried("one", held[2], 5.0, 2.5),  # predicted to take more, takes less: wrong beside both others
+        check.Tried("two", held[0], 9.0, 1.0),  # of another recipe: not compared
+    ]
+    assert check.ranking(cases) == pytest.approx(1 / 3)
+    assert check.ranking(cases[:1]) is None
 
 
 def test_no_held_out_placement_is_one_that_was_fitted() -> None:
     """A fit measures its own batch and its double with all ranks, and single batches with one."""
     from lockstep.settings import load
 
-    for case in check.HELD:
-        recipe, placement = load([], [*check.COMMON, *check.FITS[case.fit], *case.words])
-        fitted, _ = load([], [*check.COMMON, *check.FITS[case.fit]])
+    held = [(group, each) for group in check.GROUPS for each in group.held]
+    assert len(held) >= 40
+    assert len(set(held)) == len(held)
+    for group, each in held:
+        recipe, placement = load([], [*check.COMMON, *group.fit, *each.words])
+        fitted, _ = load([], [*check.COMMON, *group.fit])
         own, others = measure.grid(fitted.global_batch, 2, 1e9)
         share = recipe.global_batch // placement.ranks
-        assert share not in (own, *others) or placement.accumulation, case
+        alike = placement.ranks <= 2 and not placement.accumulation and not placement.emulated
+        assert not alike or share not in (own, *others), each
 
 
 # ---------------------------------------------------------------- the command
@@ -503,8 +507,7 @@ def test_every_prediction_comes_with_what_the_model_earned(ready: Cli, monkeypat
         "time": time.time(),
         "quick": True,
         "most_ranks": 2,
-        "drift": 0.01,
-        **check.summary([0.02, -0.03, 0.08]),
+        **check.summary(tried(0.02, -0.03, 0.08)),
     }
     (ready.folder / "cache" / "predict" / store.fingerprint() / "check.json").write_text(json.dumps(kept))
     result = ready("predict", *WORDS, "--ranks", "2,1024", "--batch", "1024", "--every", "8", "--json")

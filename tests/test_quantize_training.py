@@ -27,7 +27,8 @@ from lockstep.data import open_data
 from lockstep.data.batches import Batches
 from lockstep.errors import InputError
 from lockstep.models import build
-from lockstep.placement import Placement, share_of
+from lockstep.placement import Placement
+from lockstep.plan import share_of
 from lockstep.quantize import training
 from lockstep.quantize.fake import FakeConv2d, FakeLinear
 from lockstep.recipe import Recipe, Regularize

@@ -18,7 +18,8 @@ from lockstep.machine.cores import cores
 from lockstep.measure.phases import common
 from lockstep.measure.records import ROW, mean_losses
 from lockstep.metrics import METRICS, USUAL
-from lockstep.placement import Placement, plan
+from lockstep.placement import Placement
+from lockstep.plan import plan
 from lockstep.predict import check
 from lockstep.predict.fit import folder, save
 from lockstep.predict.here import here
@@ -412,7 +413,7 @@ def test_the_scaling_curve_has_the_prediction_of_a_fit_with_its_band(folders: Fo
         "worst_error": 0.25,
         "lowest": -0.1,
         "highest": 0.25,
-        "drift": 0.0,
+        "ninth_decile": 0.2,
         "most_ranks": 2,
     }
     write_atomic(folder() / check.FILE, {"format": check.FORMAT, "time": 0.0, "quick": True, **figures})

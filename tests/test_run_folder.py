@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from lockstep.errors import InputError
 from lockstep.measure.events import EventFile
 from lockstep.measure.records import ROW, WARMUP_STEPS, StepLog, read_steps
-from lockstep.placement import Placement, plan
+from lockstep.placement import Placement
+from lockstep.plan import plan
 from lockstep.reading import read_records
 from lockstep.recipe import Recipe
 from lockstep.run import Run, Spec, append_line, list_runs, write_atomic

@@ -11,7 +11,8 @@ import torch
 from torch.optim import lr_scheduler
 
 from lockstep.errors import InputError
-from lockstep.placement import Placement, plan
+from lockstep.placement import Placement
+from lockstep.plan import plan
 from lockstep.recipe import Optimizer, Recipe, Schedule, unused_settings
 from lockstep.resolve import resolve
 from lockstep.training import optimizers

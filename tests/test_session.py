@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from lockstep.launch import prepare
 from lockstep.measure import recorder
 from lockstep.measure.records import PHASES, read_steps
 from lockstep.placement import Placement
+from lockstep.plan import share_of
 from lockstep.recipe import Recipe
 from lockstep.run import Options, Run
 from lockstep.training import start as own_loop
@@ -237,7 +239,7 @@ def test_local_sgd_without_a_test_set_is_one_model_at_the_end(module_cli: Cli, s
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_shares_of_all_ranks_are_the_whole_in_order(world: int) -> None:
-    parts = [list(Shares(703, 48, 3, True, 7, rank, world)) for rank in range(world)]
+    parts = [list(Shares(703, 48, 3, True, 7, partial(share_of, part=rank, parts=world))) for rank in range(world)]
     assert {len(p) for p in parts} == {15}
     order = sample_order(Recipe(seed=7), 3, 703)
     for k, batch in enumerate(zip(*parts, strict=True)):
@@ -248,10 +250,10 @@ def test_shares_of_all_ranks_are_the_whole_in_order(world: int) -> None:
 
 
 def test_file_order_and_bad_numbers() -> None:
-    assert torch.cat([b.mine for b in Shares(10, 4, 1, False, 0, 0, 1)]).tolist() == list(range(10))
-    for words, text in (((10, 4, 0), "numbered from 1"), ((0, 4, 1), "at least 1"), ((10, 5, 1), "choose batch=6")):
+    assert torch.cat([b.mine for b in Shares(10, 4, 1, False, 0, lambda count: (0, count))]).tolist() == list(range(10))
+    for words, text in (((10, 4, 0), "numbered from 1"), ((0, 4, 1), "at least 1")):
         with pytest.raises(InputError, match=text):
-            Shares(words[0], words[1], words[2], True, 0, 0, 2)
+            Shares(words[0], words[1], words[2], True, 0, lambda count: (0, count))
 
 
 # ---------------------------------------------------------------- one process, by hand

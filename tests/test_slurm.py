@@ -22,7 +22,8 @@ from lockstep.launch import mpirun
 from lockstep.launch.slurm import launcher as slurm
 from lockstep.launch.slurm import script as slurm_script
 from lockstep.measure.records import read_steps
-from lockstep.placement import Placement, Slurm, plan
+from lockstep.placement import Placement, Slurm
+from lockstep.plan import plan
 from lockstep.recipe import Recipe
 from lockstep.resolve import resolve
 from lockstep.run import Run, Spec, read_json

@@ -18,7 +18,8 @@ import pytest
 
 from lockstep import index
 from lockstep.metrics import seconds_to
-from lockstep.placement import Ddp, Placement, plan
+from lockstep.placement import Ddp, Placement
+from lockstep.plan import plan
 from lockstep.reading import Damaged
 from lockstep.recipe import Recipe
 from lockstep.run import Run, Spec, append_line, write_atomic

@@ -13,7 +13,8 @@ import pytest
 
 from lockstep.cli import commands as cli
 from lockstep.cli.output import console, note, print_table, styled
-from lockstep.placement import Placement, plan
+from lockstep.placement import Placement
+from lockstep.plan import plan
 from lockstep.recipe import Recipe
 from lockstep.report.terminal import draw
 from lockstep.report.views import Axis, Bar, Bars, Cell, Claim, Lines, Mark, Part, Published, Said, Series, Table

@@ -24,7 +24,8 @@ from lockstep.measure.clock import BACKWARD, DATA, EXCHANGE, FORWARD, OPTIMIZER
 from lockstep.measure.records import PHASES, StepLog, read_steps
 from lockstep.measure.trace import Mark, Trace, TraceClock
 from lockstep.measure.traced import common, length, traced_steps, union, without
-from lockstep.placement import Placement, plan
+from lockstep.placement import Placement
+from lockstep.plan import plan
 from lockstep.recipe import Recipe
 from lockstep.run import Options, Run, Spec
 from support import SHORT, Cli

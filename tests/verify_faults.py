@@ -273,14 +273,13 @@ class Twice(Plain):
     _count = 1
 
     def _breakage(self) -> None:
-        share_of = evaluate.share_of
+        whole = loop.evaluate
 
-        def shifted(total: int, part: int, parts: int) -> tuple[int, int]:
-            start, stop = share_of(total, part, parts)
-            moved = self._count if part else 0
-            return start - moved, stop - moved
+        def shifted(model: Any, batches: Any, samples: int, mine: tuple[int, int], *more: Any) -> Any:
+            moved = self._count if mine[0] else 0
+            return whole(model, batches, samples, (mine[0] - moved, mine[1] - moved), *more)
 
-        evaluate.share_of = shifted
+        loop.evaluate = shifted
 
 
 class evaluation_1_twice(Twice):

@@ -7,22 +7,18 @@ real run, which is then explained with `--measure`.
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import tempfile
-import threading
 import time
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import ours, stats
-from benchmarks.processes import ContenderFailed, run
+from benchmarks.processes import run
 from benchmarks.record import Section
 from benchmarks.rounds import Contender, Span, interleave
 from benchmarks.settings import Settings
+from benchmarks.throttle import throttled
 
 RECIPE = ("data=mnist", "train_limit=6000", "test_limit=500", "backend=gloo", "epochs=2")
 TINY = "from torch import nn\n\n\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))\n"
@@ -82,7 +78,9 @@ def _explained(name: str, words: tuple[str, ...]) -> Span:
         (Path(folder) / "tiny.py").write_text(TINY)
         argv = [ours.executable(), "run", *RECIPE, *words, "--runs", folder, "--name", "planted", "--json"]
         argv = [word.replace("tiny.py", f"{folder}/tiny.py") for word in argv]
-        document = json.loads(_throttled(argv, Path(folder)) if name == "slow rank" else run(argv, None, None))
+        document = json.loads(
+            throttled(argv, Path(folder) / "planted", 1) if name == "slow rank" else run(argv, None, None)
+        )
         found = json.loads(
             run([ours.executable(), "explain", "planted", "--runs", folder, "--measure", "--json"], None, None)
         )
@@ -111,29 +109,3 @@ def _timed(figures: dict[str, Any]) -> float:
     """What the clocks within a step say of exchange and waiting, beside what a step of all ranks takes longer than one apart."""
     seen, beyond = figures["parts_s"]["exchange"] + figures["parts_s"]["waiting"], figures["beyond_apart_s"]
     return max(0.0, seen / beyond) if beyond > 0 else -1.0
-
-
-def _throttled(argv: list[str], folder: Path) -> str:
-    """The run, with rank 1 stopped and let go every 5 ms."""
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    status = folder / "planted" / "ranks" / "0001" / "status.json"
-    over = threading.Event()
-
-    def throttle() -> None:
-        while not over.is_set() and not status.exists():
-            time.sleep(0.005)
-        with suppress(ProcessLookupError, OSError):
-            pid = int(json.loads(status.read_text())["pid"])
-            while not over.is_set():
-                os.kill(pid, signal.SIGSTOP)
-                time.sleep(0.005)
-                os.kill(pid, signal.SIGCONT)
-                time.sleep(0.005)
-
-    helper = threading.Thread(target=throttle, daemon=True)
-    helper.start()
-    output, errors = process.communicate()
-    over.set()
-    if process.returncode:
-        raise ContenderFailed(errors.strip().splitlines()[-1] if errors.strip() else f"exit code {process.returncode}")
-    return output

@@ -25,38 +25,36 @@ def measure(settings: Settings) -> Section:
         found = check.run(settings.quick, _tell, Path(kept), repeats)
     title = "Predicted and measured steps of placements that were not fitted"
     section = Section("predict", title, "step", "milliseconds", [])
+    cases: dict[str, list[dict[str, Any]]] = {}
     for case in found["cases"]:
-        _add(section, case)
+        cases.setdefault(f"{case['fit']}: {case['placement']}", []).append(case)
+    for name, same in cases.items():
+        _add(section, name, same)
     section.notes += [
-        f"Median error {found['median_error']:.1%}, worst {found['worst_error']:.1%} of {found['n']} single predictions "
-        f"(goal {check.GOAL_MEDIAN:.0%} and {check.GOAL_WORST:.0%}: {'met' if found['goal_met'] else 'missed'}).",
-        f"The machine itself changed its speed by up to {found['drift']:+.1%} between two fits of the same placement.",
+        f"{check.sentence(found)}.",
         "An error is (measured - predicted) / predicted, of each prediction by itself.",
     ]
-    if found["detours_ms"]:
-        own = ", ".join(f"{each:.2f}" for each in found["detours_ms"])
-        section.notes.append(
-            f"A hop between emulated hosts takes {own} ms by itself, which the predictions for links contain."
-        )
     section.notes += [
-        f"{case['what']}: {case['fit']}, {case['placement']}: {', '.join(f'{error:+.1%}' for error in case['errors'])}"
-        for case in found["cases"]
+        f"{kind}: {one['n']} predictions, median error {one['median_error']:.1%}, worst {one['worst_error']:.1%}, "
+        f"mean with its sign {one['mean_signed']:+.1%}."
+        for kind, one in found["kinds"].items()
     ]
     section.notes += [
         f"Fit of {one['fit']}: {one['seconds']:.0f} s, batches {one['batches']}." for one in found["fits"]
     ]
+    section.notes += [f"Not measured: {text}" for text in found["failed"]]
     if found["left_out"]:
         section.notes.append(f"Links were left out: {found['left_out']}")
     return section
 
 
-def _add(section: Section, case: dict[str, Any]) -> None:
-    name = f"{case['fit']}: {case['placement']}"
-    for number, both in enumerate(zip(case["predictions_ms"], case["runs_ms"], strict=True), 1):
-        for words, value in zip(("predicted", "measured"), both, strict=True):
+def _add(section: Section, name: str, cases: list[dict[str, Any]]) -> None:
+    for number, case in enumerate(cases, 1):
+        for words in ("predicted", "measured"):
             order = len(section.measurements) + 1
             # Steps are timed by the wall clock alone.
-            section.measurements.append(Measurement(order, number, f"{name}, {words}", 1, value / 1e3, 0.0))
+            value = case[f"{words}_ms"] / 1e3
+            section.measurements.append(Measurement(order, number, f"{name}, {words}", 1, value, 0.0))
     one = compare(section.measurements, f"{name}, predicted", f"{name}, measured", "share")
     if one:
         section.comparisons.append(one)

@@ -1,23 +1,18 @@
 """The placement: *where* a recipe is computed. It never changes the mathematics, but for the few strategies and hooks that
 say so of themselves (`changes_mathematics`), and they are marked wherever they appear.
 
-Here too lives the batch algebra, `global_batch = ranks x micro_batch x accumulation`. What "auto" comes to on this
-machine is in resolve/.
+What "auto" comes to on this machine is in resolve/, how ranks divide a batch in plan.py.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from lockstep.errors import InputError
-from lockstep.recipe import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Recipe
-from lockstep.shapes import Count
-from lockstep.units import counted
+from lockstep.recipe import NonNegative, Positive, PositiveFloat, Recipe
 
 # Far more than any cluster has: what is beyond it is a slip of the keyboard, and planning it would take hours.
 Ranks = Annotated[int, Meta(ge=1, le=100_000)]
@@ -92,6 +87,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """single, ddp, flat, naive, dp, fsdp, local-sgd, diloco, or your own as path/to/file.py:Class (docs/strategies.md)."""
     ddp: Ddp = Ddp()
     local_sgd: LocalSgd = LocalSgd()
+    shares: Literal["auto"] | list[Positive] | None = None
+    """How ranks of unequal speed divide each global batch: one number a rank, such as [3,1], or auto: as measured, and anew when that changes."""
     zero: bool = False
     """Divide the optimizer's state over the ranks (ZeRO-1)."""
     micro_batch: Positive | None = None
@@ -151,6 +148,8 @@ def unused_settings(placement: Placement) -> list[str]:
         found.append(f"ddp.powersgd_rank has no effect with ddp.hook={placement.ddp.hook}")
     if placement.zero and placement.ranks == 1:
         found.append("zero=true has no effect with one rank")
+    if placement.shares is not None and placement.ranks == 1:
+        found.append("shares has no effect with one rank")
     return found
 
 
@@ -169,118 +168,3 @@ def split_address(address: str) -> tuple[str, int]:
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise InputError(f"rendezvous={address!r} is not HOST:PORT, for example rendezvous=10.0.0.1:29500")
     return host, int(port)
-
-
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The batch algebra of one recipe on one placement, worked out."""
-
-    ranks: Ranks
-    global_batch: Count
-    micro_batch: Count
-    accumulation: Count
-    train_samples: Count
-    test_samples: Count
-    steps_per_epoch: Count
-    last_batch: Count
-    """Samples in the last global batch of an epoch; smaller than the others where the set does not divide."""
-    total_steps: Count
-    lr: NonNegativeFloat = 0.0
-    """The learning rate after `lr_rule`."""
-    lr_note: str = ""
-
-    def line(self) -> str:
-        """The one line that every run starts with."""
-        last = f" (last batch {self.last_batch})" if self.last_batch != self.global_batch else ""
-        return (
-            f"global batch {self.global_batch} = {counted(self.ranks, 'rank')} x {self.micro_batch} micro batch x "
-            f"{self.accumulation} accumulation; {self.steps_per_epoch} steps an epoch{last}, {self.total_steps} in all"
-        )
-
-
-def plan(recipe: Recipe, placement: Placement, train_samples: int, test_samples: int) -> Plan:
-    """Work out the batch algebra; a batch that does not divide is an error that quotes the numbers."""
-    ranks, batch = placement.ranks, recipe.global_batch
-    if batch % ranks:
-        below, above = batch - batch % ranks, batch - batch % ranks + ranks
-        options = f"{above}" if below == 0 else f"{below} or {above}"
-        raise InputError(f"global_batch={batch} does not divide by ranks={ranks}: choose global_batch={options}")
-    share = batch // ranks
-    micro, accumulation = _micro(share, placement, ranks)
-    train = min(train_samples, recipe.train_limit or train_samples)
-    test = min(test_samples, recipe.test_limit or test_samples)
-    steps = -(-train // recipe.global_batch)
-    total = steps * recipe.epochs
-    ratio, note = _lr_ratio(recipe)
-    return Plan(
-        ranks=ranks,
-        global_batch=recipe.global_batch,
-        micro_batch=micro,
-        accumulation=accumulation,
-        train_samples=train,
-        test_samples=test,
-        steps_per_epoch=steps,
-        last_batch=train - (steps - 1) * recipe.global_batch,
-        total_steps=min(total, recipe.max_steps or total),
-        lr=recipe.optimizer.lr * ratio,
-        lr_note=note,
-    )
-
-
-def _lr_ratio(recipe: Recipe) -> tuple[float, str]:
-    """What the learning-rate rule makes of another global batch, and the words for it."""
-    rule, batch, meant = recipe.lr_rule, recipe.global_batch, recipe.lr_batch or recipe.batch_per_rank
-    if rule == "keep":
-        return 1.0, ""
-    if meant is None:
-        raise InputError(
-            f"lr_rule={rule} needs lr_batch: the global batch that optimizer.lr={recipe.optimizer.lr:g} was meant for"
-        )
-    ratio = batch / meant if rule == "linear" else (batch / meant) ** 0.5
-    lr = recipe.optimizer.lr
-    return (
-        ratio,
-        f"learning rate {lr:g} x {ratio:.4g} = {lr * ratio:.4g} ({rule} rule: global batch {batch}, meant for {meant})",
-    )
-
-
-def _micro(share: int, placement: Placement, ranks: int) -> tuple[int, int]:
-    micro, accumulation = placement.micro_batch, placement.accumulation
-    where = f"the share of one rank, {share} (global_batch / ranks={ranks})"
-    if micro is None and accumulation is None:
-        return share, 1
-    if micro is None:
-        assert accumulation is not None
-        if share % accumulation:
-            raise InputError(f"accumulation={accumulation} does not divide {where}: choose {_divisors(share)}")
-        return share // accumulation, accumulation
-    if share % micro:
-        raise InputError(f"micro_batch={micro} does not divide {where}: choose {_divisors(share)}")
-    if accumulation is not None and micro * accumulation != share:
-        raise InputError(
-            f"micro_batch={micro} x accumulation={accumulation} is not {where}: state one of the two and leave the other out"
-        )
-    return micro, share // micro
-
-
-def _divisors(number: int) -> str:
-    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
-    found = [str(d) for d in sorted({*small, *(number // d for d in small)})]
-    return "one of " + ", ".join(found if len(found) <= 12 else [*found[:6], "…", *found[-5:]])
-
-
-def share_of(total: int, part: int, parts: int) -> tuple[int, int]:
-    """The half-open range of `total` items that belongs to `part`; the parts differ by at most one item."""
-    return total * part // parts, total * (part + 1) // parts
-
-
-def micro_shares(count: int, rank: int, plan: Plan) -> Iterator[tuple[int, int]]:
-    """The micro batches of `rank` within a global batch of `count` samples, as ranges within that batch.
-
-    A full batch gives `accumulation` ranges of `micro_batch` samples. A partial one gives fewer or shorter ones, down
-    to a single empty range: a rank without samples must still take part in the exchange.
-    """
-    start, stop = share_of(count, rank, plan.ranks)
-    if start == stop:
-        yield start, start
-    for low in range(start, stop, plan.micro_batch):
-        yield low, min(low + plan.micro_batch, stop)

@@ -17,6 +17,8 @@ from lockstep.shapes import Count, Number
 # Where the ways measured for a run are kept, within its folder.
 BESIDE = "explain/ways"
 FILE = "ways.json"
+# A probe takes no more.
+MOST_ROUNDS = 25
 # In the first rank's folder: how far a probe has come.
 ROUND_FILE = "round.json"
 

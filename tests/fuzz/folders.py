@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 
 from lockstep.measure.records import ROW
-from lockstep.placement import Placement, plan
+from lockstep.placement import Placement
+from lockstep.plan import plan
 from lockstep.recipe import Recipe
 from lockstep.run import Run, Spec, append_line, write_atomic
 from lockstep.study import racing, timing

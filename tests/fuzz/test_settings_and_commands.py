@@ -13,7 +13,7 @@ from harness import answer, command, count, examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.placement import plan
+from lockstep.plan import plan
 from lockstep.settings import as_toml, load
 
 NAMES = ["alone", "last", "mine", "study-one", "runs/alone", "runs/studies/mine", "good.toml", "study.toml", "out.html", "out.md", "out.csv", "runs", "new", "nowhere/x"]  # fmt: skip

@@ -34,6 +34,7 @@ COMMANDS = {
     "show": "Show one run: results, where the time went, every rank.",
     "verify": "Prove that N ranks compute the same as one process.",
     "race": "Find out which of several placements is fastest, in turns.",
+    "tune": "Find the fastest way to train a recipe on this machine.",
     "study": "Vary factors, repeat every cell in turns, compare.",
     "compare": "Compare runs, or the cells of a study.",
     "explain": "Say where the time of a run or study went, and what to do next.",

@@ -136,6 +136,10 @@ def _measure(run: Run, seconds: float, quiet: bool) -> None:
         raise InputError(
             f"--measure: {run.id} is a training loop of your own, which only your script can take apart: leave --measure out"
         )
+    if spec.placement.shares is not None:
+        raise InputError(
+            f"--measure: the ranks of {run.id} have unequal shares, which cannot be taken apart: leave --measure out"
+        )
     if spec.placement.launcher == "slurm":
         note("measuring as a Slurm job of its own")
     folder = run.folder / BESIDE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,27 @@ class Finite(click.FloatRange):
 def real(least: float, most: float = MOST_FLOAT, open_: bool = False) -> Finite:
     return Finite(least, most, min_open=open_)
 
+
+class Quantity(click.ParamType[float]):
+    """A number with a unit that may be left out: 60s or 2min, 2% or 0.5%."""
+
+    def __init__(self, name: str, units: dict[str, float], least: float, most: float) -> None:
+        self.name, self._units, self._least, self._most = name, units, least, most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z%]*)", str(value))
+        if not found or found[2] not in self._units:
+            self.fail(f"{value!r} is not a {self.name}, such as 1{list(self._units)[1]}.", param, ctx)
+        number = float(found[1]) * self._units[found[2]]
+        if not self._least <= number <= self._most:
+            unit = list(self._units)[1]
+            least, most = (f"{bound / self._units[unit]:,.10g}{unit}" for bound in (self._least, self._most))
+            self.fail(f"{value!r} is out of range: from {least} to {most}.", param, ctx)
+        return number
+
+
+SECONDS = Quantity("time", {"": 1.0, "s": 1.0, "min": 60.0, "h": 3600.0}, 1.0, 1e6)
+SHARE = Quantity("share", {"": 0.01, "%": 0.01}, 1e-4, 0.5)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 plot_option = click.option(

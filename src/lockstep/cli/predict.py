@@ -220,23 +220,29 @@ def _check(quick: bool, as_json: bool) -> None:
         return
     rows = [
         {
-            "held out": case["what"],
             "fit": case["fit"],
-            "placement": case["placement"],
-            "predicted ms": ", ".join(map(_ms, case["predictions_ms"])),
-            "measured ms": ", ".join(map(_ms, case["runs_ms"])),
-            "errors": ", ".join(f"{error:+.1%}" for error in case["errors"]),
+            "held out": case["placement"],
+            "predicted ms": _ms(case["predicted_ms"]),
+            "measured ms": _ms(case["measured_ms"]),
+            "error": f"{case['error']:+.1%}",
         }
         for case in found["cases"]
     ]
-    print_records(rows, right=(3, 4, 5))
+    print_records(rows, right=(2, 3, 4))
+    kinds = [
+        {
+            "kind": kind,
+            "predictions": str(one["n"]),
+            "median error": f"{one['median_error']:.1%}",
+            "worst": f"{one['worst_error']:.1%}",
+            "mean, signed": f"{one['mean_signed']:+.1%}",
+        }
+        for kind, one in found["kinds"].items()
+    ]
+    print_records(kinds, right=(1, 2, 3, 4))
     out = console()
     if found["left_out"]:
         out.print(f"Links were left out: {found['left_out']}", soft_wrap=True)
-    verdict = "met" if found["goal_met"] else "missed"
-    out.print(
-        f"Median error {found['median_error']:.1%}, worst {found['worst_error']:.1%} of {found['n']} single predictions "
-        f"(goal {check.GOAL_MEDIAN:.0%} and {check.GOAL_WORST:.0%}: {verdict}); the machine itself changed its speed by "
-        f"{found['drift']:+.1%} meanwhile.",
-        soft_wrap=True,
-    )
+    for text in found["failed"]:
+        out.print(f"Not measured: {text}", soft_wrap=True)
+    out.print(f"{check.sentence(found)}.", soft_wrap=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import time
 from collections.abc import Sequence
@@ -12,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lockstep.cli.options import complete_key, data_root_option, json_option, read_words, runs_option, split_script
+from lockstep.cli.options import (
+    SECONDS,
+    SHARE,
+    complete_key,
+    data_root_option,
+    json_option,
+    read_words,
+    runs_option,
+    split_script,
+)
 from lockstep.cli.output import console, note, print_json
 
 if TYPE_CHECKING:
@@ -36,28 +44,6 @@ The first one is what the others are compared with.
 """
 
 MOST_IMAGES = 1e9
-
-
-class Quantity(click.ParamType[float]):
-    """A number with a unit that may be left out: 60s or 2min, 2% or 0.5%."""
-
-    def __init__(self, name: str, units: dict[str, float], least: float, most: float) -> None:
-        self.name, self._units, self._least, self._most = name, units, least, most
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z%]*)", str(value))
-        if not found or found[2] not in self._units:
-            self.fail(f"{value!r} is not a {self.name}, such as 1{list(self._units)[1]}.", param, ctx)
-        number = float(found[1]) * self._units[found[2]]
-        if not self._least <= number <= self._most:
-            unit = list(self._units)[1]
-            least, most = (f"{bound / self._units[unit]:,.10g}{unit}" for bound in (self._least, self._most))
-            self.fail(f"{value!r} is out of range: from {least} to {most}.", param, ctx)
-        return number
-
-
-SECONDS = Quantity("time", {"": 1.0, "s": 1.0, "min": 60.0, "h": 3600.0}, 1.0, 1e6)
-SHARE = Quantity("share", {"": 0.01, "%": 0.01}, 1e-4, 0.5)
 
 
 @click.command("race", epilog=EPILOG)

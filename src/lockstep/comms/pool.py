@@ -22,7 +22,7 @@ from lockstep.launch import mpirun, starts_of
 from lockstep.launch.base import Start
 from lockstep.launch.cores import cores_of
 from lockstep.launch.processes import CannotStart, begin, end_all
-from lockstep.placement import plan
+from lockstep.plan import plan
 from lockstep.recipe import Recipe
 from lockstep.run import Spec, write_atomic
 from lockstep.text import last_line

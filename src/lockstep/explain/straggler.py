@@ -66,10 +66,17 @@ def _slow(evidence: Evidence, figures: dict[str, Any], work: Any) -> Finding:
         verdict=f"{_where(evidence, slow)} slow: the others wait {duration(waits)} a step for {'it' if one else 'them'}",
         why=f"{'it works' if one else 'they work'} {duration(float(work[slow].mean()))} in a step, {figures['ratio']:.2f} times as long as the others, and "
         f"{'is' if one else 'one of them is'} last in {percent(figures['last_in'])} of the steps{since}",
-        next="see what else runs there, whether it is throttled, and whether the host differs ('lockstep doctor' there)",
+        next=f"see what else runs there, whether it is throttled, and whether the host differs ('lockstep doctor' there){_less(evidence)}",
         cost=figures["lost_s"] / figures["step_s"],
         figures=figures,
     )
+
+
+def _less(evidence: Evidence) -> str:
+    """What helps where a slow rank cannot be helped."""
+    placement = evidence.spec.placement
+    fits = placement.strategy in ("ddp", "flat", "naive") and placement.shares is None
+    return "; if it stays slow: shares=auto gives it less of each batch" if fits else ""
 
 
 def _where(evidence: Evidence, slow: list[int]) -> str:

@@ -15,7 +15,8 @@ from lockstep.data import open_data
 from lockstep.errors import InputError
 from lockstep.launch.launchers import starts_of
 from lockstep.measure.environment import version_of
-from lockstep.placement import Placement, plan
+from lockstep.placement import Placement
+from lockstep.plan import plan
 from lockstep.recipe import Recipe
 from lockstep.resolve import resolve
 from lockstep.run import Options, Spec, check_name, new_id, runs_root

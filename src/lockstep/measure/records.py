@@ -103,6 +103,16 @@ class StepLog:
         rows = self._rows[since : self.count]
         return {phase: float(rows[f"{phase}_ns"].sum()) / 1e9 for phase in PHASES}
 
+    def busy(self, since: int) -> tuple[int, float]:
+        """The number of rows from `since` on that are not warm-up, and the seconds in which the rank did not wait for an exchange.
+
+        While there is nothing else, those of the warm-up count.
+        """
+        rows = self._rows[since : self.count]
+        settled = rows[~rows["warmup"].astype(bool)]
+        rows = settled if len(settled) else rows
+        return len(rows), float((rows["total_ns"] - rows["exchange_ns"]).sum()) / 1e9
+
     def first_not_finite(self) -> int | None:
         """The first step in the file whose loss is not finite."""
         rows = self._rows[: self._flushed]

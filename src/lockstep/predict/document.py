@@ -95,7 +95,7 @@ def earned() -> tuple[dict[str, Any] | None, str]:
     found = check.known()
     if found is None:
         return None, "not checked on this machine: run 'lockstep predict --check'"
-    keys = ("time", "quick", "n", "most_ranks", "median_error", "worst_error", "lowest", "highest", "drift")
+    keys = ("time", "quick", "n", "most_ranks", "median_error", "ninth_decile", "worst_error", "lowest", "highest")
     when = time.strftime("%Y-%m-%d", time.localtime(found["time"]))
     text = (
         f"{found['n']} predictions of held-out runs on this machine ({when}) were off by {found['median_error']:.1%} in the median and by "

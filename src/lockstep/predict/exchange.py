@@ -137,6 +137,12 @@ def hierarchical(cluster: Cluster, size: float) -> Cost:
     return Cost(seconds, 2 * within * moving(size) + hops * moving(part))
 
 
+def least_seconds(size: float, hosts: int, link: Link) -> float:
+    """What no all-reduce between hosts can be faster than: each has to send and to receive its parts, and they are on their way for a while."""
+    moved = 2 * (hosts - 1) / hosts * 8 * size / link.rate if link.rate else 0.0
+    return moved + 2 * link.delay_s if hosts > 1 else 0.0
+
+
 def levels(count: int) -> int:
     """Levels of a binary tree over N ranks."""
     return math.ceil(math.log2(count)) if count > 1 else 0

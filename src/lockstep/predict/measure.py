@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -42,6 +42,30 @@ MOST_NOISE = 4000
 CELL_S, CELL_ROUNDS, CELL_LIMIT_S = 0.05, 3, 20.0
 
 
+class Wanted(NamedTuple):
+    """What a fit has to measure."""
+
+    recipe: Recipe
+    placement: Placement
+    layers: layers.Answer
+    own: int
+    """The batch of one rank."""
+    others: list[int]
+
+    @property
+    def trial(self) -> Recipe:
+        return _trial(self.recipe, self.own * self.placement.ranks)
+
+    @property
+    def probe(self) -> Probe:
+        return Probe(batches=self.others, seconds=SECONDS)
+
+    @property
+    def sent(self) -> list[float]:
+        """Bytes of each message."""
+        return [message.bytes for message in messages(self.placement, self.layers.gradients)]
+
+
 def make(
     recipe: Recipe, placement: Placement, batch: int, tell: Tell, data_root: str | None = None, anew: bool = False
 ) -> Fit:
@@ -51,31 +75,51 @@ def make(
     """
     began = time.time()
     tell("predict: looking at the model's layers …")
+    wanted = want(recipe, placement, batch, data_root)
+    with tempfile.TemporaryDirectory(prefix="lockstep-predict-") as scratch:
+        sizes = ", ".join(map(str, sorted([wanted.own, *wanted.others])))
+        tell(f"predict: measuring steps of {sizes} samples a rank …")
+        run = Path(scratch) / "probe"
+        ways = probe.measure(wanted.trial, placement, run, wanted.probe, data_root)
+        seen = look(Run(run), ways)
+        software = exchange(placement, wanted.sent, Path(scratch) / "comms", tell, anew)
+    return fit_of(wanted, seen, software, began)
+
+
+def want(recipe: Recipe, placement: Placement, batch: int, data_root: str | None = None) -> Wanted:
     found = layers.ask(layers.Question(recipe=recipe, placement=placement, data_root=data_root))
     own, others = grid(batch, placement.ranks, LONGEST_STEP_S / found.seconds_per_sample)
-    with tempfile.TemporaryDirectory(prefix="lockstep-predict-") as scratch:
-        tell(f"predict: measuring steps of {', '.join(map(str, sorted([own, *others])))} samples a rank …")
-        run = Path(scratch) / "probe"
-        ways = probe.measure(
-            _trial(recipe, own * placement.ranks), placement, run, Probe(batches=others, seconds=SECONDS), data_root
-        )
-        if not ways:
-            raise RunFailed("predict: the probe measured nothing")
-        noise = _noise(run, ways["apart" if "apart" in ways else "plain"])
-        wanted = [message.bytes for message in messages(placement, found.gradients)]
-        software = exchange(placement, wanted, Path(scratch) / "comms", tell, anew)
+    return Wanted(recipe, placement, found, own, others)
+
+
+class Seen(NamedTuple):
+    """What a probe has measured."""
+
+    ways: dict[str, Way]
+    noise: list[float]
+
+
+def look(run: Run, ways: dict[str, Way]) -> Seen:
+    """Read all that a fit needs of a probe's folder, before it goes."""
+    if not ways:
+        raise RunFailed("predict: the probe measured nothing")
+    return Seen(ways, _noise(run, ways["apart" if "apart" in ways else "plain"]))
+
+
+def fit_of(wanted: Wanted, seen: Seen, software: list[Software], began: float) -> Fit:
+    ways, placement = seen.ways, wanted.placement
     return Fit(
         time=began,
         seconds=time.time() - began,
         machine=store.machine(),
         cores=cores(),
-        recipe=recipe,
+        recipe=wanted.recipe,
         placement=placement,
         compute=_compute(ways, placement.ranks),
         together=_together(ways),
-        gradients=found.gradients,
+        gradients=wanted.layers.gradients,
         software=software,
-        noise=noise,
+        noise=seen.noise,
     )
 
 
@@ -145,12 +189,12 @@ def _difference(one: Way, other: Way) -> tuple[float, float]:
     return median, max(SHORTEST_S, 1.25 * deviation / len(found) ** 0.5)
 
 
-def _noise(run: Path, way: Way) -> list[float]:
+def _noise(run: Run, way: Way) -> list[float]:
     """Deviations of single steps from the mean of their round, as shares, on every rank."""
     found = []
     taken = way.steps * len(way.rounds)
     for rank in range(way.ranks):
-        steps = read_steps(Run(run).rank_folder(rank) / f"way-{way.name}.bin")["total_ns"][-taken:]
+        steps = read_steps(run.rank_folder(rank) / f"way-{way.name}.bin")["total_ns"][-taken:]
         rounds = steps.reshape(len(way.rounds), way.steps).astype(float)
         found.append((rounds / rounds.mean(axis=1, keepdims=True) - 1).ravel())
     values = np.concatenate(found)

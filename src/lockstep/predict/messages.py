@@ -42,6 +42,8 @@ def check_known(placement: Placement) -> None:
         )
     if placement.zero:
         raise InputError("zero=true cannot be predicted (its broadcast of weights is not modelled): add zero=false")
+    if placement.shares is not None:
+        raise InputError("unequal shares cannot be predicted: leave shares out")
     if placement.strategy == "ddp" and placement.ddp.hook == "powersgd":
         raise InputError("ddp.hook=powersgd cannot be predicted: choose ddp.hook=none, fp16 or bf16")
 

@@ -39,10 +39,8 @@ def facts(run: RunView) -> Facts:
         ("cause", run.cause),
         ("model and data", f"{spec.recipe.model} on {spec.recipe.data}"),
         ("placement", f"{place}, {placement.launcher}, {placement.backend}, {placement.strategy}"),
-        (
-            "global batch",
-            f"{plan.global_batch} = {plan.ranks} x {plan.micro_batch} x {plan.accumulation} (ranks, micro batch, accumulation)",
-        ),
+        ("global batch", f"{plan.global_batch} = {plan.division()}"),
+        ("divided in the end", " + ".join(map(str, summary.get("shares") or [])) if placement.shares == "auto" else ""),
         ("steps", f"{plan.steps_per_epoch:,} an epoch{last}, {plan.total_steps:,} in all"),
         *((METRICS[name].label, METRICS[name].text(METRICS[name].of(run, None))) for name in figures),
         ("a step takes", phases_line(phases) if phases else ""),

@@ -40,6 +40,8 @@ def check_together(recipe: Recipe, placement: Placement) -> None:
         check_number_formats(recipe)
     if recipe.quantize != "off":
         _check_quantize(recipe, placement)
+    if placement.shares == "auto":
+        _check_shares_auto(recipe, placement)
 
 
 def _check_launcher(placement: Placement) -> None:
@@ -112,8 +114,29 @@ def _check_strategy(placement: Placement) -> None:
         raise InputError(
             f"zero=true does not go with strategy={strategy}: choose strategy=ddp or flat, or leave zero out"
         )
+    if placement.shares is not None and strategy in ("local-sgd", "diloco"):
+        raise InputError(
+            f"shares does not go with strategy={strategy}, whose ranks train by themselves: choose strategy=ddp or flat"
+        )
     if strategy == "single" and ranks > 1:
         raise InputError(f"strategy=single does not exchange gradients between ranks={ranks}: choose strategy=ddp")
+
+
+def _check_shares_auto(recipe: Recipe, placement: Placement) -> None:
+    """Which rank is slow shows in who waits for the exchange of gradients, so nothing else may make ranks wait for each other."""
+    instead = "state them, for example shares=[3,1]"
+    if recipe.compile:
+        raise InputError(
+            f"shares=auto does not go with compile=true, which compiles for the shares at the start: {instead}"
+        )
+    if placement.strategy == "fsdp":
+        raise InputError(
+            f"shares=auto does not go with strategy=fsdp, whose ranks wait for each other's weights: {instead}"
+        )
+    if recipe.regularize.batch_norm == "synchronised" and placement.ranks > 1:
+        raise InputError(
+            f"shares=auto does not go with regularize.batch_norm=synchronised, whose ranks wait for each other in every layer: {instead}"
+        )
 
 
 def check_number_formats(recipe: Recipe) -> None:

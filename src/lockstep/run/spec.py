@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from lockstep import shapes
-from lockstep.placement import Placement, Plan
+from lockstep.placement import Placement
+from lockstep.plan import Plan
 from lockstep.recipe import Recipe
 
 FORMAT = 1

@@ -19,7 +19,8 @@ import msgspec
 
 from lockstep.errors import InputError
 from lockstep.metrics import METRICS
-from lockstep.placement import Placement, Plan, changes_mathematics, one_command_per_host, unknown_mathematics
+from lockstep.placement import Placement, changes_mathematics, one_command_per_host, unknown_mathematics
+from lockstep.plan import Plan
 from lockstep.plugins import source_digest
 from lockstep.reading import exists
 from lockstep.recipe import Recipe, global_terms

@@ -16,7 +16,7 @@ from functools import cached_property
 
 import msgspec
 
-from lockstep.placement import Plan
+from lockstep.plan import Plan
 from lockstep.reading import exists, read_records
 from lockstep.run import read_struct
 from lockstep.shapes import Count, Number

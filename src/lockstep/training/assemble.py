@@ -56,7 +56,7 @@ def assemble(context: Context) -> Trainer:
     strategy = session.adopt(model)
     state = TrainState(model, strategy, strategy.optimizer(partial(optimizers.build, recipe.optimizer)), precision)
     loader.train.keyed = loader.train.keyed or layers.needs_keys(model)
-    step = RecipeStep(recipe, plan, rank, state, loader.train, session.recorder, position.step)
+    step = RecipeStep(recipe, plan, rank, state, loader.train, session.recorder, position.step, session.balance(plan))
     if spec.options.proof:
         from lockstep.training.witness import Witness
 

@@ -12,7 +12,8 @@ from lockstep.data import DataSet
 from lockstep.errors import InputError, RunFailed
 from lockstep.machine import inductor
 from lockstep.models import layers
-from lockstep.placement import Placement, Plan, micro_shares, share_of
+from lockstep.placement import Placement
+from lockstep.plan import Plan, micro_shares
 from lockstep.torch_private import compile_in_place, compiled_graphs
 from lockstep.training.precision import Precision
 
@@ -56,7 +57,7 @@ def _train_sizes(plan: Plan, rank: Rank) -> list[int]:
 
 
 def _test_sizes(plan: Plan, placement: Placement, rank: Rank) -> list[int]:
-    start, stop = share_of(plan.test_samples, rank.rank, rank.world)
+    start, stop = plan.part(plan.test_samples, rank.rank)
     return list(
         dict.fromkeys(min(placement.eval_batch, stop - low) for low in range(start, stop, placement.eval_batch))
     )

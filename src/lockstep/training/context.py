@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from lockstep.backends.ranks import Rank
-from lockstep.placement import Placement, Plan
+from lockstep.placement import Placement
+from lockstep.plan import Plan
 from lockstep.recipe import Recipe
 from lockstep.run import Options, Run, Spec
 

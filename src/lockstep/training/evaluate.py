@@ -11,9 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from lockstep.backends.group import reduce_sum
-from lockstep.backends.ranks import Rank
 from lockstep.data.batches import Batches
-from lockstep.placement import share_of
 from lockstep.training.precision import Precision
 
 
@@ -35,16 +33,16 @@ def evaluate(
     model: nn.Module,
     batches: Batches,
     samples: int,
+    mine: tuple[int, int],
     batch: int,
-    rank: Rank,
     precision: Precision,
     saw: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
 ) -> Evaluation:
-    """Loss and accuracy over the first `samples` of the set, over all ranks; `saw` is told of every batch."""
+    """Loss and accuracy over the first `samples` of the set, of which this rank takes the range `mine`; `saw` is told of every batch."""
     device = next(model.parameters()).device
     loss = torch.zeros((), dtype=torch.float64, device=device)
     correct = torch.zeros((), dtype=torch.int64, device=device)
-    start, stop = share_of(samples, rank.rank, rank.world)
+    start, stop = mine
     model.eval()
     for low in range(start, stop, batch):
         images, labels = batches.take(low, min(low + batch, stop))

@@ -29,10 +29,10 @@ from lockstep.strategies import Strategy
 from lockstep.training import assemble, compiling, optimizers
 from lockstep.training.precision import Precision
 from lockstep.training.recipe_step import RecipeStep, TrainState
+from lockstep.ways import MOST_ROUNDS
 
 ALONE = Rank(0, 1, 0, 1)
 MOST_STEPS, FEWEST_STEPS = 100, 2
-MOST_ROUNDS = 25
 WARM_STEPS = 3
 
 

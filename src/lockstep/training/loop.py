@@ -77,6 +77,9 @@ class Trainer:
             "best_epoch": self._stopping.best_epoch,
             "numbers": self._state.precision.summary(),
             "compile_seconds": self._compile_seconds,
+            "shares": self._recipe_step.plan.parts(self._context.plan.global_batch)
+            if self._context.plan.shares
+            else None,
         }
         result: dict[str, Any] = next((record for record in reversed(records) if record["epoch"] == epoch), {})
         self._session.close(self._step, {**result, "test_samples": self._context.plan.test_samples}, more)
@@ -160,17 +163,18 @@ class Trainer:
     def _evaluate(self, epoch: int, samples: int) -> Evaluation:
         context, state, batches = self._context, self._state, self._data.test
         batch = context.placement.eval_batch
+        mine = self._recipe_step.plan.part(samples, context.rank.rank)
         witness = self._recipe_step.witness
         if witness:
             witness.before_evaluation(epoch, batches)
         self._session.consolidate()
         saw = witness.saw_test if witness else None
-        test = evaluate(state.model, batches, samples, batch, context.rank, state.precision, saw)
+        test = evaluate(state.model, batches, samples, mine, batch, state.precision, saw)
         if witness:
             witness.evaluated(test)
         if self._qat:
             self._int8 = self._qat.after_epoch(
-                lambda int8: evaluate(int8, batches, samples, batch, context.rank, state.precision)
+                lambda int8: evaluate(int8, batches, samples, mine, batch, state.precision)
             )
         state.strategy.resume_training()
         return test

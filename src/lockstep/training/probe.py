@@ -6,6 +6,8 @@ In each round every way takes a few steps. Ranks that have nothing to do in a wa
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
+from time import perf_counter, process_time
 from typing import Any
 
 import msgspec
@@ -19,8 +21,9 @@ from lockstep.measure.records import PHASES
 from lockstep.rounds import rounds
 from lockstep.run import Probe, Run, Spec, write_atomic
 from lockstep.torch_private import default_store
-from lockstep.training.lanes import FEWEST_STEPS, MOST_ROUNDS, MOST_STEPS, WARM_STEPS, Lane, Lanes
-from lockstep.ways import FILE, ROUND_FILE, Way
+from lockstep.training.lanes import FEWEST_STEPS, MOST_STEPS, WARM_STEPS, Lane, Lanes
+from lockstep.training.turns import Line
+from lockstep.ways import FILE, MOST_ROUNDS, ROUND_FILE, Way
 
 SLICE_S = 0.1
 FEWEST_ROUNDS = 4
@@ -67,18 +70,40 @@ def measure(run: Run, spec: Spec, rank: Rank, device: torch.device) -> None:
     lanes = _lanes(run, spec, rank, device, probe)
     gate = Gate(rank)
     count = _warm_up(lanes, rank, gate, probe.seconds)
-    for number, order in enumerate(rounds(lanes.built, count), 1):
-        if rank.is_first:
-            _show(run, number, count)
-        for lane in order:
-            gate.wait()
-            if lane.everyone or rank.is_first:
-                lane.run(lane.steps)
+    if spec.options.turns:
+        count = _when_asked(lanes, Line(run, rank), rank, gate)
+    else:
+        for number, order in enumerate(rounds(lanes.built, count), 1):
+            if rank.is_first:
+                _show(run, number, count)
+            _go_round(order, rank, gate)
     gate.wait()
     ways = [_way(lanes, lane, count, rank) for lane in lanes.built]
     if rank.is_first:
         write_atomic(run.folder / FILE, {"ways": msgspec.to_builtins(ways)})
         run.write_status("done")
+
+
+def _go_round(order: Sequence[Lane], rank: Rank, gate: Gate) -> None:
+    for lane in order:
+        gate.wait()
+        if lane.everyone or rank.is_first:
+            lane.run(lane.steps)
+
+
+def _when_asked(lanes: Lanes, line: Line, rank: Rank, gate: Gate) -> int:
+    """A round for each order of a race, in which others take their windows in between; returns how many there were."""
+    line.answer({})  # ready
+    count = 0
+    for order in rounds(lanes.built, MOST_ROUNDS):
+        if not line.order():
+            break
+        begin, used = perf_counter(), process_time()
+        _go_round(order, rank, gate)
+        count += 1
+        spent = process_time() - used
+        line.answer({"samples": 1, "wall": perf_counter() - begin, "cpu": spent, "used": spent, "phases": {}})
+    return count
 
 
 def _show(run: Run, number: int, rounds: int) -> None:

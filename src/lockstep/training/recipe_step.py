@@ -10,10 +10,11 @@ from torch import nn
 from lockstep.backends.ranks import Rank
 from lockstep.data.batches import Batches
 from lockstep.models import layers
-from lockstep.placement import Plan, micro_shares
+from lockstep.plan import Plan, micro_shares
 from lockstep.recipe import Recipe
 from lockstep.strategies import Strategy
 from lockstep.strategies.optimizer import Optimizer
+from lockstep.training.balance import Balance
 from lockstep.training.loss import Loss, penalize
 from lockstep.training.optimizers import clip, make_dense
 from lockstep.training.precision import Precision
@@ -46,9 +47,12 @@ class RecipeStep:
         batches: Batches,
         records: Records,
         taken: int = 0,
+        balance: Balance | None = None,
     ) -> None:
-        """`taken`: how many steps of the run were taken before this process came to it."""
-        self._plan, self._rank, self._batches, self._records = plan, rank, batches, records
+        """`taken`: how many steps of the run were taken before this process came to it. `balance` divides batches anew now and then."""
+        self._rank, self._batches, self._records, self._balance = rank, batches, records, balance
+        self.plan = plan
+        """As of now."""
         self._strategy, self._optimizer, self._precision = state.strategy, state.optimizer, state.precision
         self._steps = Steps(state.strategy, records, rank.world, state.optimizer, taken)
         self._pace = Pace(recipe, plan, state.optimizer)
@@ -71,7 +75,7 @@ class RecipeStep:
             witness.before(steps.taken)
         self._records.clock.start()
         self._pace.set(steps.taken)
-        shares = self._full_shares if count == self._plan.global_batch else self._shares(count)
+        shares = self._full_shares if count == self.plan.global_batch else self._shares(count)
         step = steps.open(shares[-1][1] - shares[0][0], count)
         for low, high in shares[:-1]:
             with step.no_exchange():
@@ -88,6 +92,9 @@ class RecipeStep:
         steps.finish(epoch)
         if witness:
             witness.after()
+        if self._balance and self._balance.after_step(count):
+            self.plan = self._balance.plan
+            self._full_shares = self._shares(count)
 
     def _forward_backward(self, step: Step, first: int, low: int, high: int) -> None:
         precision = self._precision
@@ -129,8 +136,8 @@ class RecipeStep:
 
     def _shares(self, count: int) -> list[tuple[int, int]]:
         """This rank's micro batches within a global batch, with empty ones at the end where others have more of them."""
-        mine = list(micro_shares(count, self._rank.rank, self._plan))
+        mine = list(micro_shares(count, self._rank.rank, self.plan))
         if self._in_step:
-            most = max(len(list(micro_shares(count, rank, self._plan))) for rank in range(self._plan.ranks))
+            most = max(len(list(micro_shares(count, rank, self.plan))) for rank in range(self.plan.ranks))
             mine += [(mine[-1][1], mine[-1][1])] * (most - len(mine))
         return mine

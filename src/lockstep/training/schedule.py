@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from lockstep.placement import Plan
+from lockstep.plan import Plan
 from lockstep.recipe import Recipe, Schedule
 from lockstep.strategies.optimizer import Optimizer
 

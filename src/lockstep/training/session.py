@@ -11,6 +11,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 
@@ -19,9 +20,10 @@ from lockstep.backends import group
 from lockstep.errors import InputError
 from lockstep.measure.recorder import Recorder
 from lockstep.models import cautions, layers
-from lockstep.placement import share_of
+from lockstep.plan import Plan, divided
 from lockstep.run import MODEL_NOTES, write_atomic
 from lockstep.strategies import Strategy
+from lockstep.training.balance import Balance
 from lockstep.training.checkpoint import Position, save_weights
 from lockstep.training.context import Context
 from lockstep.training.observed import Observed
@@ -50,6 +52,9 @@ class Session:
         self._progress: Progress | None = None
         self._steps: Steps | None = None
         self._turns: Turns | None = None
+        self._plan = context.plan
+        """Of a script: how batches are divided now."""
+        self._balance: Balance | None = None
         self._observed = Observed(context)
         self._epoch, self._end, self._keyed = 0, (0.0, 0.0), False
 
@@ -99,6 +104,12 @@ class Session:
             raise InputError(NO_MODEL)
         return self._strategy
 
+    def balance(self, plan: Plan) -> Balance | None:
+        """Who divides batches anew with shares=auto."""
+        return (
+            Balance(plan, self.placement, self.recorder) if self.placement.shares == "auto" and self.world > 1 else None
+        )
+
     def consolidate(self) -> None:
         """Make the model the one result, the same on all ranks. Collective."""
         self.strategy.consolidate()
@@ -146,7 +157,20 @@ class Session:
 
     def share(self, count: int, *, batch: int, epoch: int, shuffle: bool = True, seed: int = 123) -> Shares:
         """This rank's part of each global batch that `steps` with the same arguments goes through; for a DataLoader's sampler."""
-        return Shares(count, batch, epoch, shuffle, seed, self.rank, self.world)
+        if self.placement.shares == "auto":
+            raise InputError("s.share: with shares=auto a batch is divided when its step begins: state shares=[…]")
+        return self._shares(count, batch, epoch, shuffle, seed)
+
+    def _shares(self, count: int, batch: int, epoch: int, shuffle: bool, seed: int) -> Shares:
+        shares = self.placement.shares
+        if shares is None and batch % self.world:
+            above = batch + self.world - batch % self.world
+            raise InputError(f"s.steps: batch={batch} does not divide by ranks={self.world}: choose batch={above}")
+        if batch != self._plan.global_batch and shares is not None:
+            self._plan = msgspec.structs.replace(self._plan, global_batch=batch)
+            self._plan = divided(self._plan, self.placement, self._plan.shares)
+            self._balance = None
+        return Shares(count, batch, epoch, shuffle, seed, lambda samples: self._plan.part(samples, self.rank))
 
     def steps(self, count: int, *, batch: int, epoch: int, shuffle: bool = True, seed: int = 123) -> Iterator[Step]:
         """One epoch of optimizer steps over a set of `count` samples, in global batches of `batch` over all ranks.
@@ -154,24 +178,28 @@ class Session:
         Nothing is padded or left out. The order depends on (seed, epoch) alone, so global batch k is the same with one
         rank and with many.
         """
-        shares, steps = self.share(count, batch=batch, epoch=epoch, shuffle=shuffle, seed=seed), _wrapped(self._steps)
+        shares, steps = self._shares(count, batch, epoch, shuffle, seed), _wrapped(self._steps)
+        self._balance = self._balance or self.balance(self._plan)
         self._finish_step()
         self._begin_epoch(shares)
         try:
             for part in shares:
-                self._finish_step()
                 if self._turns:
                     self._turns.before_step(part.count)
                 layers.bind(keyed.sample_keys(seed, epoch, part.mine) if self._keyed else None, part.samples)
                 yield steps.open(part.samples, part.count, part.mine)
-            self._finish_step()
+                self._finish_step()
+                if self._balance:
+                    self._balance.after_step(part.count)
+                    self._plan = self._balance.plan
+                    self.recorder.clock.start()  # what ranks told each other is no part of the next step
         finally:
             if self._turns:
                 self._turns.pause()
 
     def part(self, count: int) -> slice:
         """This rank's part of 0 … count, for an evaluation; the parts of all ranks make up the whole."""
-        return slice(*share_of(count, self.rank, self.world))
+        return slice(*self._plan.part(count, self.rank))
 
     @contextmanager
     def evaluation(self) -> Iterator[nn.Module]:
@@ -252,6 +280,7 @@ class Session:
         found = cautions.cautions(model) + cautions.unkeyed(model)
         result = self.progress.record
         more = {"epochs": result.get("epoch", 0), "stopped_by": None, "best_epoch": self._observed.best_epoch}
+        more["shares"] = self._plan.parts(self._plan.global_batch) if self._plan.shares else None
         self.close(self._steps.taken, result, more, {"remarks": cautions.remarks(model), "cautions": found})
 
     def _begin_epoch(self, shares: Shares) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 
 from lockstep.data.batches import sample_order
 from lockstep.errors import InputError
-from lockstep.placement import share_of
 from lockstep.recipe import Recipe
 
 
@@ -28,17 +27,17 @@ class Batch:
 class Shares:
     """The global batches of one epoch, each as this rank's part of it. Can be gone through again and again."""
 
-    def __init__(self, count: int, batch: int, epoch: int, shuffle: bool, seed: int, rank: int, world: int) -> None:
+    def __init__(
+        self, count: int, batch: int, epoch: int, shuffle: bool, seed: int, part: Callable[[int], tuple[int, int]]
+    ) -> None:
+        """`part`: which of a batch's samples, numbered from 0, are this rank's."""
         if epoch < 1:
             raise InputError(f"s.steps: epoch={epoch}, but epochs are numbered from 1")
         if count < 1 or batch < 1:
             raise InputError(f"s.steps: count={count} and batch={batch} must be at least 1")
-        if batch % world:
-            above = batch + world - batch % world
-            raise InputError(f"s.steps: batch={batch} does not divide by ranks={world}: choose batch={above}")
         self.epoch, self.seed = epoch, seed
         self._order = sample_order(Recipe(seed=seed, shuffle=shuffle), epoch, count)
-        self._batch, self._rank, self._world = batch, rank, world
+        self._batch, self._part = batch, part
 
     def __len__(self) -> int:
         return -(-len(self._order) // self._batch)
@@ -46,5 +45,5 @@ class Shares:
     def __iter__(self) -> Iterator[Batch]:
         for first in range(0, len(self._order), self._batch):
             whole = self._order[first : first + self._batch]
-            low, high = share_of(len(whole), self._rank, self._world)
+            low, high = self._part(len(whole))
             yield Batch(whole[low:high] if high > low else whole[:1], high - low, len(whole))

@@ -20,7 +20,8 @@ import torch
 from lockstep.backends import group
 from lockstep.backends.ranks import MPICH, OPEN_MPI, TORCHRUN, Rank
 from lockstep.errors import InputError, RunFailed
-from lockstep.placement import Placement, plan
+from lockstep.placement import Placement
+from lockstep.plan import plan
 from lockstep.recipe import Recipe
 from lockstep.resolve import resolve
 from lockstep.run import Options, Run, Spec

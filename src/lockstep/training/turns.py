@@ -13,9 +13,10 @@ from time import perf_counter, process_time
 from typing import IO, Any, cast
 
 from lockstep.backends.group import reduce_max
+from lockstep.backends.ranks import Rank
 from lockstep.measure.memory import MemoryMeter, TensorMeter
 from lockstep.measure.recorder import Recorder
-from lockstep.run import ANSWERS, DESK, ORDERS, read_json
+from lockstep.run import ANSWERS, DESK, ORDERS, Run, read_json
 from lockstep.training.context import Context
 
 # Of an evaluation that takes longer than this a part is timed, so many batches of each rank.
@@ -38,7 +39,6 @@ class Turns:
         kept_bytes: Callable[[], int] | None = None,
     ) -> None:
         """`evaluate` tests the model on the first N samples, `kept_bytes` are those of tensors that last from step to step; of a script neither is known."""
-        folder = context.run.rank_folder(context.rank.rank)
         self._recorder, self._evaluate, self._kept_bytes = recorder, evaluate, kept_bytes
         self._device, plan = context.device, context.plan
         self._whole = min(plan.global_batch, plan.train_samples)
@@ -47,17 +47,12 @@ class Turns:
         self._counts = False
         self._tensors: TensorMeter | None = None
         self._memory = MemoryMeter(context.device)
-        desk = read_json(context.run.folder / DESK)
-        if desk:
-            self._orders, self._answers = _call(desk, context.rank.rank)
-        else:
-            self._orders = (folder / ORDERS).open("rb")
-            self._answers = (folder / ANSWERS).open("wb", buffering=0)
+        self._line = Line(context.run, context.rank)
         self._lead = self._steps = self._samples = 0
         self._spent = [0.0, 0.0]
         self._since: list[float] | None = None
         self._row, self._asked = 0, 0.0
-        self._answer({})  # ready
+        self._line.answer({})  # ready
 
     def before_step(self, samples: int) -> None:
         """A step is about to begin; `samples` are those of all ranks."""
@@ -98,18 +93,16 @@ class Turns:
             used, phases = process_time() - self._asked, self._recorder.log.phase_seconds(self._row)
             tensors = self._tensors.close() if self._tensors else None
             self._tensors = None
-            self._answer(
+            self._line.answer(
                 {"samples": self._samples, "wall": wall, "cpu": cpu, "used": used, "phases": phases, "tensors": tensors}
             )
         self._samples, self._spent = 0, [0.0, 0.0]
 
     def _await_order(self) -> None:
         """`lead` steps are not timed: ranks wake one after the other, and caches hold what others have left in them."""
-        while (order := json.loads(self._orders.readline() or "{}")).get("look"):
-            self._answer(self._look())
+        while (order := self._line.order()).get("look"):
+            self._line.answer(self._look())
         if not order:
-            self._orders.close()
-            self._answers.close()
             raise Parted
         self._lead, self._steps, self._asked = order["lead"], order["steps"], process_time()
         self._counts = bool(order.get("tensors"))
@@ -131,7 +124,27 @@ class Turns:
         self._recorder.clock.flush()
         return reduce_max([perf_counter() - begin])[0]
 
-    def _answer(self, document: dict[str, Any]) -> None:
+
+class Line:
+    """A rank's end of the line to the race: orders come, and each gets an answer. Waiting for an order takes no processor."""
+
+    def __init__(self, run: Run, rank: Rank) -> None:
+        desk, folder = read_json(run.folder / DESK), run.rank_folder(rank.rank)
+        if desk:
+            self._orders, self._answers = _call(desk, rank.rank)
+        else:
+            self._orders = (folder / ORDERS).open("rb")
+            self._answers = (folder / ANSWERS).open("wb", buffering=0)
+
+    def order(self) -> dict[str, Any]:
+        """The next one; an empty one is the last."""
+        found: dict[str, Any] = json.loads(self._orders.readline() or "{}")
+        if not found:
+            self._orders.close()
+            self._answers.close()
+        return found
+
+    def answer(self, document: dict[str, Any]) -> None:
         self._answers.write(json.dumps(document).encode() + b"\n")
 
 

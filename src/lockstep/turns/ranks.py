@@ -8,7 +8,7 @@ import select
 import shutil
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,9 +63,16 @@ class Ranks:
     """All ranks of a placement. Every start has a run folder of its own within `folder`, which is gone when that start has ended well."""
 
     def __init__(
-        self, name: str, recipe: Recipe, placement: Placement, folder: Path, options: Options | None = None
+        self,
+        name: str,
+        recipe: Recipe,
+        placement: Placement,
+        folder: Path,
+        options: Options | None = None,
+        ended: Callable[[Run], None] = lambda run: None,
     ) -> None:
-        self.name = name
+        """`ended` is given the folder of a start that has ended well, before it goes."""
+        self.name, self._ended = name, ended
         self._recipe, self._placement, self._folder = recipe, placement, folder
         self._options = msgspec.structs.replace(options or Options(), save_model=False, turns=True)
         self._run: Run | None = None
@@ -179,5 +186,6 @@ class Ranks:
             self._lines.close()
         self._lines = self._thread = None
         if self._run is not None and self._problem is None:
+            self._ended(self._run)
             shutil.rmtree(self._run.folder, ignore_errors=True)
         self._run = None

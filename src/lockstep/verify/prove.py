@@ -86,10 +86,14 @@ def placements(recipe: Recipe, placement: Placement) -> dict[str, Placement]:
         backend="auto",
         strategy="single",
         zero=False,
+        shares=None,
         micro_batch=None,
         accumulation=None,
     )
     together = replace(placement, micro_batch=None, accumulation=None)
+    if placement.shares == "auto":
+        # What shares come to depends on the moment, and two runs would not have the same bits. These are as unequal as any.
+        together = replace(together, shares=[ranks + 1, *range(ranks, 1, -1)])
     found = {ALONE: alone, f"{ranks} ranks": together}
     share = recipe.global_batch // ranks
     stated = placement.accumulation or (share // placement.micro_batch if placement.micro_batch else 0)
@@ -117,6 +121,8 @@ def verify(
     if short:
         chosen = {ALONE: chosen[ALONE], f"{planned.placement.ranks} ranks": planned.placement}
     verdict = Verdict(recipe, planned.placement)
+    if planned.placement.shares == "auto" and not short:
+        verdict.lines.append(f"shares=auto was tried as shares={chosen[list(chosen)[1]].shares}")
     order = [(name, name) for name in chosen]
     order += [] if short else [(f"{name}, again", name) for name in list(chosen)[:2]]
     records: dict[str, Records] = {}

@@ -40,6 +40,7 @@ KIND = (
     "hosts",
     "emulated",
     "ranks",
+    "shares",
     "device",
     "backend",
     "strategy",

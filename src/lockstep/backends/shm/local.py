@@ -16,7 +16,7 @@ from lockstep.backends.shm.quick import Quick
 from lockstep.backends.shm.reduce import SUM, Combine, combiner
 from lockstep.backends.shm.segment import SLOT, Need, Segment
 from lockstep.backends.shm.tag import BARRIER, BROADCAST, GATHER, REDUCE, SCATTER, tag_of
-from lockstep.placement import share_of
+from lockstep.plan import share_of
 
 # From here on, with three ranks or more, each rank reduces its part and the parts are put together: less to read for each,
 # at the price of a second wait. With two ranks there is nothing to gain.

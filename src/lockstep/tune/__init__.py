@@ -1,0 +1,10 @@
+"""`lockstep tune`: the fastest way to train a recipe here, found by racing the ways that there are.
+
+May import turns/, predict/ and what is below them. Its doors are `search` and `Found`.
+"""
+
+from __future__ import annotations
+
+from lockstep.tune.search import Found, Otherwise, search
+
+__all__ = ["Found", "Otherwise", "search"]

@@ -1,0 +1,124 @@
+"""A race in which whoever cannot win any more is out, so that the time goes to those who can.
+
+A race settles each comparison; here only the best is asked for, and those near it need not be told apart. So one start may be enough to see that a
+contender loses clearly, and nobody is started more than a few times.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from lockstep.turns import estimate
+from lockstep.turns.contender import Contender
+from lockstep.turns.estimate import Window
+from lockstep.turns.race import Budget, Race
+
+# How much the ratio of two contenders varies from start to start (tests/noise: the median over pairs is 2.5 %): few starts cannot tell it themselves.
+START_SPREAD = 0.025
+# Standard errors that make a loss clear.
+CLEAR = 2.0
+FEWEST_ROUNDS, MOST_STARTS = 4, 4
+
+
+class Standing(NamedTuple):
+    """What a contender costs, as a multiple of the best one's cost."""
+
+    name: str
+    ratio: float
+    low: float
+    high: float
+    starts: int
+
+
+class Knockout(Race):
+    """`weights`: what a second of each costs, where that differs."""
+
+    def __init__(
+        self,
+        contenders: Sequence[Contender],
+        budget: Budget,
+        keep: Callable[[Sequence[Window]], None] = lambda windows: None,
+        changed: Callable[[Knockout], None] = lambda race: None,
+        weights: Mapping[str, float] | None = None,
+    ) -> None:
+        super().__init__(contenders, budget, keep, self._after_round, lenient=True)
+        self._told, self._weights = changed, weights or {}
+        self.out: list[str] = []
+
+    def run(self) -> list[estimate.Ratio]:
+        """Until one is left, all that are left were started often enough, or the budget is spent."""
+        while not self._over():
+            racing = self._racing()
+            begun = time.monotonic()
+            try:
+                self._start(racing)
+                self._start_s.append(time.monotonic() - begun)
+                self._go_round()
+            finally:
+                for contender in racing:
+                    contender.end()
+            self.starts += 1
+            self._knock_out(1)
+        return self.ratios()
+
+    def _racing(self) -> list[Contender]:
+        gone = {*self.failures, *self.out}
+        return [contender for contender in self.contenders if contender.name not in gone]
+
+    def _over(self) -> bool:
+        if len(self._racing()) < 2 or self.starts >= MOST_STARTS:
+            return True
+        if not self._start_s:
+            return False
+        least = statistics.median(self._start_s) + FEWEST_ROUNDS * statistics.median(self._round_s or [0.0])
+        return self.elapsed + least > self.budget.seconds
+
+    def _after_round(self, race: Race) -> None:
+        self._knock_out(FEWEST_ROUNDS)
+        self._told(self)
+
+    def _knock_out(self, rounds: int) -> None:
+        """Whoever is clearly slower than the best, once it has taken as many rounds."""
+        racing = {contender.name for contender in self._racing()}
+        taken = [sum(window.contender == name for window in self.windows) for name in racing]
+        if min(taken, default=0) < rounds:
+            return
+        limit = 1 + self.budget.margin
+        self.out += [each.name for each in self.standings() if each.name in racing and each.low > limit]
+
+    def standings(self) -> list[Standing]:
+        """Whoever took windows, the best first."""
+        first = next((c.name for c in self.contenders if any(w.contender == c.name for w in self.windows)), None)
+        if first is None:
+            return []
+        names = list(dict.fromkeys(window.contender for window in self.windows))
+        names = [name for name in names if name not in self.failures]
+        # Ratios to one that was in every round give the order; then each is compared with the best, in the rounds that both were in.
+        rough = {name: self._shift(name, first)[0] for name in names}
+        in_race = [name for name in names if name not in self.out] or names
+        best = min(in_race, key=lambda name: rough[name])
+        found = []
+        for name in names:
+            shift, error, starts = self._shift(name, best)
+            reach = CLEAR * error
+            found.append(
+                Standing(name, math.exp(shift), math.exp(shift - reach), math.exp(shift + reach), starts)
+                if name != best
+                else Standing(name, 1.0, 1.0, 1.0, starts)
+            )
+        return sorted(found, key=lambda each: (each.name != best, each.ratio))
+
+    def _shift(self, name: str, other: str) -> tuple[float, float, int]:
+        """The log of a ratio of costs, its standard error, and the number of starts."""
+        weight = math.log(self._weights.get(name, 1.0) / self._weights.get(other, 1.0))
+        by_start = estimate.by_start(self.windows, name, other)
+        if name == other or not by_start:
+            return (0.0 if name == other else weight), START_SPREAD, len(by_start)
+        means = [estimate.middle_mean(rounds) for rounds in by_start]
+        rounds = [rounds for rounds in by_start if len(rounds) > 1]
+        noise = statistics.fmean(statistics.variance(each) / len(each) for each in rounds) if rounds else 0.0
+        return weight + statistics.fmean(means), math.sqrt((START_SPREAD**2 + noise) / len(means)), len(means)
