@@ -30,7 +30,9 @@ def said(found: Found, command: str, cost: str) -> Said:
     if found.default_ratio < 1 + SAME:
         verdict = f"what runs without tuning, {found.default}: nothing that was tried is better"
     else:
-        times = f"{found.default_ratio:.2f} times as {'fast' if cost == 'seconds' else 'cheap'} as without tuning"
+        less = "fast" if cost == "seconds" else "cheap"
+        interval = f"({found.default_low:.2f} to {found.default_high:.2f})"
+        times = f"{found.default_ratio:.2f} times {interval} as {less} as without tuning"
         verdict = f"{' '.join(found.words)}: {times}"
     tried = f"{len([one for one in found.otherwise if one.ratio])} other choices were raced, in {len(found.races)} stages and {found.seconds:.0f} s"
     return Said("Which way is best here?", verdict, f"{speed}; {tried}", command)
@@ -42,7 +44,7 @@ def table(otherwise: Sequence[Otherwise], cost: str) -> Table:
             Cell(one.words),
             Cell(f"{one.ratio:.2f} times", one.ratio, faint=abs(one.ratio - 1) < SAME),
             Cell(f"{one.low or one.ratio:.2f} to {one.high or one.ratio:.2f}"),
-            Cell(one.around or "the best", faint=not one.around),
+            Cell("an earlier way" if one.around else "the best", faint=bool(one.around)),
         ]
         for one in otherwise
         if one.ratio is not None

@@ -66,6 +66,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     """The words of what would have run without tuning."""
     default_ratio: float
     """What that takes, as a multiple."""
+    default_low: float
+    default_high: float
     otherwise: list[Otherwise]
     races: list[str]
     """Their folders, one for each stage."""
@@ -111,7 +113,8 @@ class _Search:
         self._winner = self._first
         self._winner_s = math.inf
         """Seconds of its step."""
-        self._default_ratio = 1.0
+        self._default = Standing("", 1.0, 1.0, 1.0, 0)
+        """What would have run without tuning, beside the winner."""
         self._tried: dict[str, Otherwise] = {}
         """By their words: changes of one factor, as they were measured last."""
         self._unfit: dict[str, Otherwise] = {}
@@ -137,7 +140,9 @@ class _Search:
             step_seconds=self._winner_s,
             images_per_second=self._winner.recipe.global_batch / self._winner_s,
             default=" ".join(self._first.words()),
-            default_ratio=self._default_ratio,
+            default_ratio=self._default.ratio,
+            default_low=self._default.low,
+            default_high=self._default.high,
             otherwise=[*sorted(self._tried.values(), key=lambda one: -(one.ratio or 0)), *self._unfit.values()],
             races=self._races,
             seconds=taken,
@@ -147,7 +152,11 @@ class _Search:
     def _contenders(self) -> dict[str, tuple[Change, Way]]:
         """By their words: the center of this stage, the winner so far, and every change of one factor around the center."""
         found = {_name(self._center): (_NOTHING, self._center)}
-        found.setdefault(_name(self._winner), (_NOTHING, self._winner))
+        for other in (
+            self._winner,
+            self._first,
+        ):  # what came before stays in the race, so that a gain is measured and not multiplied
+            found.setdefault(_name(other), (_NOTHING, other))
         for factor, keys in changes(self._center, self._cores, self._stated, self._allow, self._left):
             way, words = self._center.with_(keys), _written(keys)
             known = self._tried.get(words)
@@ -214,10 +223,8 @@ class _Search:
             raise RunFailed(f"tune: nothing could be started: {next(iter(race.failures.values()), 'no time for it')}")
         best, center = standings[0].name, _name(self._center)
         own = {each.name: each for each in standings}
-        if (now := _name(self._first)) in own:
-            self._default_ratio = own[now].ratio
-        elif (before := _name(self._winner)) in own:
-            self._default_ratio *= own[before].ratio
+        if (default := _name(self._first)) in own:
+            self._default = own[default]
         walls = [w.wall / w.steps for w in race.windows if w.contender == best]
         self._winner, self._winner_s = contenders[best][1], statistics.median(walls)
         if center not in own:
@@ -228,7 +235,7 @@ class _Search:
             change, _ = contenders[each.name]
             if change is _NOTHING:
                 continue
-            self._note(change, each, own[center], best == center)
+            self._note(change, race.compare(each.name, center), "" if best == center else center)
             gain = each.ratio / own[center].ratio
             if gain < HELPS and gain < helpful.get(change[0], (math.inf, change))[0]:
                 helpful[change[0]] = (gain, change)
@@ -239,17 +246,11 @@ class _Search:
         self._center = self._winner if self._problem(together) else together
         return _name(self._center) != center
 
-    def _note(self, change: Change, each: Standing, center: Standing, chosen: bool) -> None:
+    def _note(self, change: Change, found: Standing, around: str) -> None:
         factor, keys = change
         words = _written(keys)
-        ratio = each.ratio / center.ratio
         self._tried[words] = Otherwise(
-            factor=factor,
-            words=words,
-            ratio=ratio,
-            low=each.low / center.ratio,
-            high=each.high / center.ratio,
-            around="" if chosen else center.name,
+            factor=factor, words=words, ratio=found.ratio, low=found.low, high=found.high, around=around
         )
 
 

@@ -25,7 +25,7 @@ FEWEST_ROUNDS, MOST_STARTS = 4, 4
 
 
 class Standing(NamedTuple):
-    """What a contender costs, as a multiple of the best one's cost."""
+    """What a contender costs, as a multiple of another one's cost."""
 
     name: str
     ratio: float
@@ -101,23 +101,23 @@ class Knockout(Race):
         rough = {name: self._shift(name, first)[0] for name in names}
         in_race = [name for name in names if name not in self.out] or names
         best = min(in_race, key=lambda name: rough[name])
-        found = []
-        for name in names:
-            shift, error, starts = self._shift(name, best)
-            reach = CLEAR * error
-            found.append(
-                Standing(name, math.exp(shift), math.exp(shift - reach), math.exp(shift + reach), starts)
-                if name != best
-                else Standing(name, 1.0, 1.0, 1.0, starts)
-            )
+        found = [self.compare(name, best) for name in names]
         return sorted(found, key=lambda each: (each.name != best, each.ratio))
+
+    def compare(self, name: str, other: str) -> Standing:
+        """What a contender costs, as a multiple of another one's cost."""
+        shift, error, starts = self._shift(name, other)
+        reach = CLEAR * error
+        return Standing(name, math.exp(shift), math.exp(shift - reach), math.exp(shift + reach), starts)
 
     def _shift(self, name: str, other: str) -> tuple[float, float, int]:
         """The log of a ratio of costs, its standard error, and the number of starts."""
         weight = math.log(self._weights.get(name, 1.0) / self._weights.get(other, 1.0))
         by_start = estimate.by_start(self.windows, name, other)
-        if name == other or not by_start:
-            return (0.0 if name == other else weight), START_SPREAD, len(by_start)
+        if name == other:
+            return 0.0, 0.0, len(by_start)
+        if not by_start:  # they were never in one round
+            return weight, math.inf, 0
         means = [estimate.middle_mean(rounds) for rounds in by_start]
         rounds = [rounds for rounds in by_start if len(rounds) > 1]
         noise = statistics.fmean(statistics.variance(each) / len(each) for each in rounds) if rounds else 0.0
