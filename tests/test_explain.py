@@ -216,7 +216,7 @@ def test_the_loss_of_speed_up_is_split_and_adds_up(folder: Folder) -> None:
     assert found.figures["speed_up"] == pytest.approx(1.25)
     assert found.figures["beyond_apart_s"] == pytest.approx(2.5e-3), "of which 2.1 ms were timed within the step"
     assert found.figures["largest"] == ["contention"]
-    assert "the largest loss is contention (2.00 ms (1.9" in found.verdict
+    assert "the largest loss is contention 2.00 ms (1.9" in found.verdict
     assert found.cost == pytest.approx(2 / 16)
 
 

@@ -48,7 +48,12 @@ def _compared(name: str, mixed: Sequence[RunView], full: Sequence[RunView], evid
         )
     verdict, gains = _judged(name, time, accuracy)
     accuracy_text = "not tested" if accuracy.effect is None else f"{points(accuracy.effect)} ({accuracy.verdict})"
-    saved = 1 - time.effect if time.verdict in ("faster", "slower") else 0.0
+    # What the other format would save: nothing where it is not settled, or where accuracy pays for it.
+    saved = 0.0
+    if evidence.spec.recipe.precision == "fp32" and gains:
+        saved = 1 - time.effect
+    elif evidence.spec.recipe.precision != "fp32" and time.verdict == "slower":
+        saved = 1 - 1 / time.effect
     return Finding(
         verdict=verdict,
         why=f"{hardware}; time {time.effect:.3f}x, memory {'?' if memory is None else f'{memory:.2f}x'}, "
@@ -56,7 +61,7 @@ def _compared(name: str, mixed: Sequence[RunView], full: Sequence[RunView], evid
         next=f"precision={name if gains else 'fp32'}"
         if time.settled
         else "more seeds: lockstep study run precision repeats=5",
-        cost=max(0.0, saved if evidence.spec.recipe.precision == "fp32" else -saved / time.effect),
+        cost=saved,
         figures={
             "format": name,
             "time_ratio": time.effect,
