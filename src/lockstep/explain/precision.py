@@ -6,16 +6,14 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from lockstep.explain.accuracy import same_recipe
 from lockstep.explain.evidence import Evidence
 from lockstep.explain.finding import Finding
+from lockstep.explain.twins import same_recipe
 from lockstep.machine.formats import cpu_support, precision_line
 from lockstep.measure.view import RunView
 from lockstep.metrics import METRICS, value
 from lockstep.statistics import Comparison, compare
 from lockstep.units import counted, points
-
-FREE = ("seed", "batch_per_rank", "precision")
 
 
 def answer(evidence: Evidence) -> Iterator[Finding]:
@@ -92,7 +90,7 @@ def _judged(name: str, time: Comparison, accuracy: Comparison) -> tuple[str, boo
 def _alike(run: RunView, evidence: Evidence) -> bool:
     """The same recipe and placement in any number format."""
     spec = run.spec()
-    return spec.placement == evidence.spec.placement and same_recipe(spec, evidence.spec, FREE)
+    return spec.placement == evidence.spec.placement and same_recipe(spec, evidence.spec, ("precision",))
 
 
 def _pairs(ours: Sequence[RunView], theirs: Sequence[RunView]) -> list[tuple[RunView, RunView]]:
