@@ -144,6 +144,28 @@ def test_a_larger_loss_that_another_analyzer_explains_is_said(folder: Folder) ->
     assert alone.cost == 0, "it is counted there"
 
 
+def test_what_a_run_timed_itself_has_an_interval_too(folder: Folder) -> None:
+    rng = np.random.default_rng(9)
+    held, trials = 0, 40
+    for _ in range(trials):
+        run = folder.run()
+        late = np.abs(rng.normal(0, 200, 400))  # microseconds that rank 0 waits for rank 1
+        exchange = 1000 + rng.normal(0, 100, 400)
+        write_steps(
+            run,
+            rows(400, backward=2000, exchange=exchange + late, total=4000),
+            rows(400, backward=2000 + late, exchange=exchange, total=4000),
+        )
+        (found,) = speedup.answer(Evidence(run))
+        low, high = found.figures["intervals_s"]["exchange"]
+        assert low < found.figures["parts_s"]["exchange"] < high
+        held += low <= 1e-3 <= high
+        low, high = found.figures["intervals_s"]["waiting"]
+        assert low < found.figures["parts_s"]["waiting"] < high
+    assert held >= 0.85 * trials, held
+    assert found.why.startswith("exchange 996 µs (988 µs to 1.00 ms), waiting ")
+
+
 def limited(folder: Folder, *ways: Way, placement: Placement | None = None) -> list[Finding]:
     run = folder.run(placement=placement)
     write_steps(run, *[rows(10, total=16000)] * 2)

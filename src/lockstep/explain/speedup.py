@@ -13,14 +13,19 @@ much longer a step together takes than one apart with the exchange and waiting t
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from lockstep.explain.evidence import Evidence
 from lockstep.explain.finding import Finding
 from lockstep.machine.cores import cores
-from lockstep.statistics import MARGIN_RATIO, median_interval
+from lockstep.measure import phases
+from lockstep.measure.phases import Rows
+from lockstep.statistics import ALPHA, MARGIN_RATIO, median_interval, t_quantile
 from lockstep.units import duration, percent
 from lockstep.ways import Way
 
@@ -33,6 +38,8 @@ CAUSES = {
 }
 # A smaller share of a step stands for nothing that anybody would act on: the margin of every comparison of times.
 LEAST = MARGIN_RATIO
+# The run's own steps are divided into this many.
+BLOCKS = 20
 
 
 def answer(evidence: Evidence) -> Iterator[Finding]:
@@ -51,7 +58,7 @@ def rounds(ways: dict[str, Way]) -> dict[str, list[float]]:
     wrapped = ways.get("wrapped", plain)
     ideal = [seconds / together.ranks for seconds in whole.by_round]
     # Records of an earlier version have exchange and waiting as means over all rounds.
-    means = {name: statistics.fmean(phases[name] for phases in together.phases) for name in ("exchange", "waiting")}
+    means = {name: statistics.fmean(one[name] for one in together.phases) for name in ("exchange", "waiting")}
     found = {
         "ideal": ideal,
         "batch": [p - i for p, i in zip(plain.by_round, ideal, strict=True)],
@@ -187,16 +194,33 @@ def _with(seconds: float, ends: Ends) -> str:
 def _from_run(evidence: Evidence) -> Finding:
     """Without `--measure` only what the run itself has timed is known."""
     step, exchange, waiting = (evidence.step[name] for name in ("total", "exchange", "waiting"))
+    waited = np.mean(phases.waiting(evidence.ranks), axis=0)
+    exchanged = np.mean([rows["exchange_ns"] for rows in evidence.ranks], axis=0) / 1e9 - waited
+    ends = {"exchange": _over_blocks(exchanged), "waiting": _over_blocks(waited)}
     return Finding(
         verdict=f"{percent(exchange / step)} of a step is exposed exchange, {percent(waiting / step)} waiting; "
         "what else is lost has not been measured",
-        why=f"exchange {duration(exchange)}, waiting {duration(waiting)} of {duration(step)}, timed within the run's own steps",
+        why=f"exchange {_with(exchange, ends['exchange'])}, waiting {_with(waiting, ends['waiting'])} of {duration(step)}, timed within "
+        "the run's own steps (mean and 95 % interval over blocks of them)",
         next=f"lockstep explain {evidence.run.id} --measure"
         if evidence.spec.options.script is None
         else "exchange less often, or over a faster backend",
         cost=exchange / step,
-        figures={"step_s": step, "parts_s": {"exchange": exchange, "waiting": waiting}},
+        figures={
+            "step_s": step,
+            "parts_s": {"exchange": exchange, "waiting": waiting},
+            "intervals_s": {name: _listed(each) for name, each in ends.items()},
+        },
     )
+
+
+def _over_blocks(seconds: Rows) -> Ends:
+    """The 95 % interval of a mean over steps, from the means of blocks: neighbouring steps are slow together."""
+    means = [float(block.mean()) for block in np.array_split(seconds, min(BLOCKS, len(seconds)))]
+    if len(means) < 2:
+        return None
+    half = t_quantile(ALPHA, len(means) - 1) * statistics.stdev(means) / math.sqrt(len(means))
+    return statistics.fmean(means) - half, statistics.fmean(means) + half
 
 
 def crowded(evidence: Evidence) -> bool:
