@@ -217,7 +217,7 @@ def test_the_loss_of_speed_up_is_split_and_adds_up(folder: Folder) -> None:
     assert found.figures["speed_up"] == pytest.approx(1.25)
     assert found.figures["beyond_apart_s"] == pytest.approx(2.5e-3), "of which 2.1 ms were timed within the step"
     assert found.figures["largest"] == ["contention"]
-    assert "the largest loss is contention (2.00 ms (1.9" in found.verdict
+    assert "the largest loss is contention 2.00 ms (1.9" in found.verdict
     assert found.cost == pytest.approx(2 / 16)
 
 
@@ -340,24 +340,6 @@ def test_overfitting_is_found_with_its_epoch_and_not_where_there_is_only_noise(f
     short = folder.run()
     curve(short, [1.0, 0.5], [1.0, 0.5])
     assert next(overfitting.answer(Evidence(short))).verdict == "too few epochs to say"
-
-
-@pytest.mark.parametrize("noise", ["normal", "outliers", "wandering"])
-def test_a_noisy_plateau_is_called_overfitting_in_two_of_a_hundred_at_most(noise: str) -> None:
-    """The analyzer's own arithmetic over 2,000 plateaus of 5 to 50 epochs, in memory."""
-    rng = np.random.default_rng(6)
-    wrong, trials = 0, 2000
-    for _ in range(trials):
-        n = int(rng.integers(5, 51))
-        curve = rng.normal(0, 0.02, n)
-        if noise == "outliers":
-            curve += (rng.random(n) < 0.1) * rng.exponential(0.06, n)
-        elif noise == "wandering":
-            for i in range(1, n):
-                curve[i] += 0.3 * curve[i - 1]
-        wrong += overfitting.rose(list(0.4 + curve)).sure
-    # 2 % are allowed, and three standard errors of what 2,000 trials can tell.
-    assert wrong <= trials * (0.02 + 3 * (0.02 * 0.98 / trials) ** 0.5), f"{wrong} of {trials}"
 
 
 def test_what_was_not_measured_has_no_cost(folder: Folder) -> None:

@@ -255,7 +255,8 @@ def test_the_waterfall_falls_from_the_ideal_to_the_measured_speed_up(folders: Fo
     (fall,) = (each for each in steps.charts(of_runs([run])) if isinstance(each, Waterfall))
     rows = {row.name: row for row in fall.rows}
     assert rows["ideal"].value == pytest.approx(8e-3)
-    assert rows["ideal"].text == "8.00 ms, 2.00×"
+    assert rows["ideal"].text == "8.00 ms (8.00–8.00), 2.00×"
+    assert rows["contention"].text == "+500 µs (500–500), 1.68×"
     assert rows["exchange"].value == pytest.approx(1e-3)
     assert sum(row.value for row in fall.rows[:-1]) == pytest.approx(rows["measured"].value) == pytest.approx(11.2e-3)
     assert rows["measured"].text == "11.2 ms, 1.43×"

@@ -329,13 +329,12 @@ def test_one_bucket_hides_nothing(tmp_path: Path) -> None:
     )
     assert "one bucket of 17.0 kB" in found.why
     assert "bucket_mb" not in found.next
-    assert found.cost == 0, "a message of 17 kB is not worth dividing"
 
 
 def test_a_large_bucket_could_be_divided(tmp_path: Path) -> None:
     found = the_finding(made_run(tmp_path, dict.fromkeys((0, 1), steps([(16 * MB, 600, 900)], 300))))
     assert "ddp.bucket_mb=4" in found.next
-    assert found.cost == pytest.approx(300 * 3 / 4 / 1000), "three quarters of it, the last bucket being the fourth"
+    assert found.cost == 0, "what smaller buckets would hide has not been measured"
 
 
 def test_several_buckets(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lockstep.explain.evidence import Evidence
     from lockstep.explain.finding import Finding
     from lockstep.measure.view import RunView
+    from lockstep.study.gather import Group
 
 QUESTIONS = (
     "step",
@@ -70,7 +71,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Say where the time of a run or study went, and what to do next."""
-    from lockstep.explain.evidence import Evidence, same_task
+    from lockstep.explain.evidence import Evidence, same_task, study_of
     from lockstep.study.folder import StudyFolder
 
     root = runs_root(runs)
@@ -79,7 +80,7 @@ def command(
         chosen, peers, cells = _of_study(study)
     else:
         run = Run.find(name, root)
-        chosen, peers, cells = {run.id: run}, same_task(run), {}
+        chosen, peers, cells = {run.id: run}, same_task(run), study_of(run)
     for run in chosen.values():
         _check_ended(run)  # before anything is measured: a probe would disturb a run that is under way
     documents = []
@@ -94,14 +95,15 @@ def command(
         _print(document, run, most=MOST_PER_CELL if study else None)
 
 
-def _of_study(study: Any) -> tuple[dict[str, Run], list[RunView], dict[str, str]]:
-    """One finished run of each cell, by the cell's name; all of the study's runs; and the cells of these."""
+def _of_study(study: Any) -> tuple[dict[str, Run], list[RunView], list[Group]]:
+    """One finished run of each cell, by the cell's name; all of the study's runs; and all of its cells."""
     from lockstep.study.gather import of_study
 
-    groups = [group for group in of_study(study, study.read()) if any(each.own for each in group.done)]
+    cells = of_study(study, study.read())
+    groups = [group for group in cells if any(each.own for each in group.done)]
     if not groups:
         raise InputError(f"study '{study.name}' has no finished run yet: lockstep study run {study.name}")
-    runs = [(group.name, each.run) for group in groups for each in group.done if each.own]
+    runs = [each.run for group in groups for each in group.done if each.own]
     first: dict[str, Run] = {}
     for group in groups:
         whole = [each.run for each in group.done if each.own and not each.run.rank_damage()]
@@ -110,7 +112,7 @@ def _of_study(study: Any) -> tuple[dict[str, Run], list[RunView], dict[str, str]
         else:
             own = next(each.run for each in group.done if each.own)
             note(f"cell '{group.name}' is left out: its run {own.id} is damaged: {own.rank_damage()[0]}")
-    return first, [run for _, run in runs], {run.id: name for name, run in runs}
+    return first, runs, cells
 
 
 def _check_ended(run: Run) -> None:

@@ -80,7 +80,7 @@ ANALYZERS = (
 
 
 def explain(evidence: Evidence, questions: tuple[str, ...] = ()) -> list[Finding]:
-    """All findings, the costliest first; among those that cost nothing, in the order of the questions."""
+    """All findings: what inflates the others, then the costliest first; among those that cost nothing, in the order of the questions."""
     chosen = [each for each in ANALYZERS if not questions or each.name in questions]
     found = [replace(finding, question=each.name) for each in chosen for finding in each.answer(evidence)]
-    return sorted(found, key=lambda finding: -finding.cost)
+    return sorted(found, key=lambda finding: (not finding.inflates, -finding.cost))

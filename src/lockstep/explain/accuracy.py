@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from lockstep.explain import twins
 from lockstep.explain.evidence import Evidence
 from lockstep.explain.finding import Finding
-from lockstep.measure.view import RunView
-from lockstep.metrics import value
+from lockstep.explain.twins import Twin
 from lockstep.placement import changes_mathematics
-from lockstep.run import Spec, runs_root
-from lockstep.settings import dotted
+from lockstep.run import runs_root
 from lockstep.units import counted, points
 from lockstep.verify import verified
-
-# Keys of a recipe that set its length and its randomness, not what is computed.
-FREE = ("seed", "batch_per_rank")
 
 
 @dataclass(frozen=True)
@@ -38,45 +32,30 @@ def answer(evidence: Evidence) -> Iterator[Finding]:
         return
     checks = checklist(evidence)
     changed = [check for check in checks if check.changed]
-    alone = one_process(evidence)
-    spread = seed_spread(evidence)
-    against = [accuracy - value for value in alone]
     proof = verified.find((evidence.run.folder.parent, runs_root()), evidence.spec, evidence.run.environment())
-    difference = statistics.fmean(against) if against else None
-    noise = _noise(accuracy, spread, evidence.spec.plan.test_samples, len(alone))
-    differs = difference is not None and abs(difference) > 2 * noise
+    twin = twins.compared(evidence, float(accuracy))
     figures = {
         "checks": [asdict(check) for check in checks],
-        "difference": difference,
-        "differs": differs,
-        "noise": noise,
-        "one_process_runs": len(alone),
-        "seed_spread": spread,
+        "difference": twin.difference if twin else None,
+        "interval": [twin.low, twin.high] if twin else None,
+        "twin": twin.verdict if twin else None,
+        "differs": bool(twin and twin.verdict == "differs"),
+        "one_process_runs": twin.runs if twin else 0,
         "verified": proof["time"] if proof else None,
     }
     text = "; ".join(f"{check.name}: {check.evidence}" for check in (changed or checks))
-    compared = (
-        f"{points(difference)} against {counted(len(alone), 'run')} of the same recipe in one process"
-        if difference is not None
-        else "no run of the same recipe in one process to compare with"
-    )
-    luck = "" if spread is None else f"; seeds alone differ by {100 * spread:.2f} points (standard deviation)"
-    proven = _proven(proof)
-    verdict, step = _verdict(changed, proof is not None, differs)
-    why = f"{compared}{luck}; {proven}; {text}"
-    yield Finding(verdict=verdict, why=why, next=step, figures=figures)
+    against = twin.text if twin else "no run of the same recipe in one process to compare with"
+    verdict, step = _verdict([check.name for check in changed], proof is not None, twin)
+    yield Finding(verdict=verdict, why=f"{against}; {_proven(proof)}; {text}", next=step, figures=figures)
 
 
-def _verdict(changed: list[Check], proven: bool, differs: bool) -> tuple[str, str]:
-    """The verdict and the next step. "Nothing changes" is said only if it was proven and no evidence contradicts it."""
-    verify = "lockstep verify, with the same words as this run"
+def _verdict(changed: list[str], proven: bool, twin: Twin | None) -> tuple[str, str]:
+    """The verdict and the next step. It follows from the comparison with one process where there is one; "nothing changes" is said only
+    if it was proven and no evidence contradicts it."""
     if changed:
-        step = (
-            "keep global_batch, or state lr_rule and lr_batch"
-            if any(check.name == "global batch" for check in changed)
-            else "compare with: lockstep verify"
-        )
-        return f"the recipe changed with the ranks: {', '.join(check.name for check in changed)}", step
+        return _changed(changed, twin)
+    verify = "lockstep verify, with the same words as this run"
+    differs = twin is not None and twin.verdict == "differs"
     if differs and proven:
         verdict = "verified step by step, yet the result differs from one process by more than noise"
         return verdict, "repeat both with several seeds: lockstep study"
@@ -84,7 +63,30 @@ def _verdict(changed: list[Check], proven: bool, differs: bool) -> tuple[str, st
         return "not verified, and the result differs from one process by more than noise", f"find out: {verify}"
     if proven:
         return "distribution does not change what is computed here: verified", ""
-    return "not verified: no known cause changes what is computed, but nothing has proven it", f"prove it: {verify}"
+    if twin and twin.verdict == "the same":
+        return "not verified, but the accuracy is that of one process", f"prove it: {verify}"
+    known = ", and the result cannot be told from that of one process" if twin else ", but nothing has proven it"
+    return f"not verified: no known cause changes what is computed{known}", f"prove it: {verify}"
+
+
+def _changed(names: list[str], twin: Twin | None) -> tuple[str, str]:
+    """What changed with the ranks, and what that did: one process that computes the same recipe has its global batch and learning rate."""
+    head = f"the recipe changed with the ranks: {', '.join(names)}"
+    by_batch = set(names) <= {"global batch", "learning rate"}
+    step = (
+        "keep global_batch, or state lr_rule and lr_batch"
+        if "global batch" in names
+        else "compare with: lockstep verify"
+    )
+    if twin is None:
+        return f"{head}; what that does to the accuracy was not measured", step
+    one = "one process with this batch and rate" if by_batch else "one process"
+    if twin.verdict == "differs":
+        return f"{head}, and the accuracy is {points(twin.difference)} against {one}", step
+    if twin.verdict == "the same":
+        return f"{head}, but {one} has the same accuracy", step if by_batch else ""
+    more = "repeat both with several seeds: lockstep study"
+    return f"{head}; whether the accuracy differs from {one} cannot be told from {counted(twin.runs, 'run')}", more
 
 
 def _proven(proof: dict[str, Any] | None) -> str:
@@ -92,12 +94,6 @@ def _proven(proof: dict[str, Any] | None) -> str:
         return "no verify of this recipe on this kind of placement has passed here"
     day = time.strftime("%Y-%m-%d", time.localtime(proof["time"]))
     return f"verify passed {proof['checks']} checks over {proof['steps']} steps on {day}"
-
-
-def _noise(accuracy: float, spread: float | None, samples: int, runs: int) -> float:
-    """The standard deviation of a difference by chance alone: over seeds if known, else from sampling the test set."""
-    one = spread if spread is not None else math.sqrt(max(accuracy * (1 - accuracy), 0.0) / max(1, samples))
-    return float(one * math.sqrt(1 + 1 / max(1, runs)))
 
 
 def checklist(evidence: Evidence) -> list[Check]:
@@ -109,7 +105,7 @@ def checklist(evidence: Evidence) -> list[Check]:
     mathematics = changes_mathematics(placement, recipe)
     norm = recipe.regularize.batch_norm
     cautions = evidence.run.model_notes("cautions")
-    per_rank = recipe.batch_per_rank is not None
+    per_rank, agree = recipe.batch_per_rank is not None, evidence.summary.get("ranks_agree")
     return [
         Check(
             "global batch",
@@ -146,42 +142,9 @@ def checklist(evidence: Evidence) -> list[Check]:
         Check("evaluation", bool(tests - {plan.test_samples}), f"{plan.test_samples:,} test samples, each once"),
         Check(
             "weights",
-            evidence.summary.get("ranks_agree") is False,
-            "the same on all ranks at the end"
-            if evidence.summary.get("ranks_agree")
-            else "differ between ranks at the end",
+            agree is False,
+            "not compared between ranks"
+            if agree is None
+            else f"{'the same on all' if agree else 'differ between'} ranks at the end",
         ),
     ]
-
-
-def same_recipe(one: Spec, other: Spec, free: tuple[str, ...] = FREE) -> bool:
-    """Whether two runs compute the same apart from randomness: the global batch counts, not how it was stated."""
-    return _key(one, free) == _key(other, free)
-
-
-def _key(spec: Spec, free: tuple[str, ...]) -> dict[str, object]:
-    found = dotted(spec.recipe)
-    return {key: value for key, value in found.items() if key not in free}
-
-
-def one_process(evidence: Evidence) -> list[float]:
-    """Accuracies of one process with the same recipe: with the same seed if there are such runs."""
-    same = [run for run in evidence.peers if run.spec().plan.ranks == 1 and same_recipe(run.spec(), evidence.spec)]
-    twins = [run for run in same if run.spec().recipe.seed == evidence.spec.recipe.seed]
-    return [value for run in (twins or same) if (value := _accuracy(run)) is not None]
-
-
-def seed_spread(evidence: Evidence) -> float | None:
-    """The standard deviation of accuracy over seeds, of this recipe and placement."""
-    placement = evidence.spec.placement
-    found = {evidence.spec.recipe.seed: evidence.summary.get("test_accuracy")}
-    for run in evidence.peers:
-        spec = run.spec()
-        if spec.placement.ranks == placement.ranks and same_recipe(spec, evidence.spec):
-            found.setdefault(spec.recipe.seed, _accuracy(run))
-    values = [value for value in found.values() if value is not None]
-    return statistics.stdev(values) if len(values) >= 3 else None
-
-
-def _accuracy(run: RunView) -> float | None:
-    return value(run, "accuracy", None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from statistics import fmean
 from typing import Any
@@ -10,7 +10,10 @@ from typing import Any
 from lockstep import index
 from lockstep.measure.phases import Parts, Rows
 from lockstep.measure.view import RunView, view
+from lockstep.reading import Damaged, is_file
 from lockstep.run import Run, Spec
+from lockstep.study.folder import ROOM, StudyFolder
+from lockstep.study.gather import Group, of_study
 from lockstep.ways import Way
 
 # A run is explained beside others of its task; of ten thousand, those nearest in time.
@@ -29,6 +32,18 @@ def same_task(run: Run) -> list[RunView]:
     return [peer for peer in peers if peer.state == "done"]  # it may have been damaged since it was listed
 
 
+def study_of(run: Run) -> list[Group]:
+    """The cells of the study that a run was made for; none if it is not of a study, or if that is gone."""
+    part = run.spec().part
+    folder = StudyFolder(run.folder.parent / ROOM / part.study) if part else None
+    if folder is None or not is_file(folder.path / "study.json"):
+        return []
+    try:
+        return of_study(folder, folder.read())
+    except Damaged:
+        return []
+
+
 class Evidence:
     """One finished run. `peers` are other finished runs: of the study, or of the same folder of runs."""
 
@@ -37,11 +52,11 @@ class Evidence:
         run: Run,
         peers: Sequence[Run] = (),
         target: float | None = None,
-        cells: Mapping[str, str] | None = None,
+        cells: Sequence[Group] = (),
     ) -> None:
-        """`target`: the accuracy that a recommendation is for; by default the one that all runs reached. `cells`: the names of
-        the study's cells, by run id."""
-        self.run, self.target, self.cells = view(run), target, cells or {}
+        """`target`: the accuracy that a recommendation is for; by default the one that all runs reached. `cells`: of the run's
+        study, with the trainings that they share."""
+        self.run, self.target, self.cells = view(run), target, cells
         self.peers = [view(peer) for peer in peers if peer.id != run.id]
 
     @property

@@ -20,7 +20,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     why: str
     next: str = ""
     cost: float = 0.0
-    """The share of the training time that would be saved without it, 0 to 1: findings come in this order."""
+    """The share of the training time that would be saved without it, 0 to 1: findings come in this order. 0 where that was not measured."""
+    inflates: bool = False
+    """It makes longer what other findings measure, so it comes before them whatever its own cost."""
     figures: dict[str, Any] = {}
 
 

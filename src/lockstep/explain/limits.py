@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import msgspec
-
 from lockstep.explain.evidence import Evidence
 from lockstep.explain.finding import Finding
-from lockstep.explain.speedup import crowded, known_cores, losses
+from lockstep.explain.speedup import crowded, known_cores
 from lockstep.recipe import Augment
 from lockstep.statistics import median_interval
 from lockstep.units import duration, percent
@@ -26,33 +25,37 @@ def answer(evidence: Evidence) -> Iterator[Finding]:
     if base is None:
         yield from _from_run(evidence)
         return
-    others = [*_loader(evidence, ways, base), *_batch(evidence, ways, base)]
-    threads = [*_threads(evidence, ways, base)]
-    if crowded(evidence):
-        # Threads that take turns make every call slow, so whatever saves calls seems to help: that is a symptom of too many threads.
-        most = max((each.cost for each in others), default=0.0)
-        threads = [msgspec.structs.replace(each, cost=max(each.cost, most)) for each in threads]
-    yield from [*threads, *others] or [_none(ways, base)]
+    found = [
+        *_threads(evidence, ways, base),
+        *_loader(evidence, ways, base),
+        *_batch(evidence, ways, base),
+    ]
+    yield from found or [_none(ways, base)]
 
 
 class Gain(NamedTuple):
     """The share of the base's time that is saved, with its interval over rounds."""
 
-    saved: float = 0.0
-    low: float = 0.0
-    high: float = 0.0
+    saved: float
+    low: float
+    high: float
 
     @property
     def worth(self) -> bool:
-        return self.saved >= WORTH and self.low >= 0
+        return self.saved >= WORTH and self.low > 0
+
+    @property
+    def text(self) -> str:
+        return f"{percent(self.saved)} ({percent(self.low)} to {percent(self.high)})"
 
 
 def gain(way: Way, base: Way, samples: float = 1.0) -> Gain:
     """`samples`: the work of `way` as a multiple of the base's."""
     saved = [1 - a / samples / b for a, b in zip(way.by_round, base.by_round, strict=True)]
     between = median_interval(saved)
-    median = statistics.median(saved)
-    return Gain(median, between.low, between.high) if between else Gain(median, median, median)
+    # One round says nothing about the spread, so it settles nothing.
+    low, high = (between.low, between.high) if between else (-math.inf, math.inf)
+    return Gain(statistics.median(saved), low, high)
 
 
 def _loader(evidence: Evidence, ways: dict[str, Way], base: Way) -> Iterator[Finding]:
@@ -68,7 +71,7 @@ def _loader(evidence: Evidence, ways: dict[str, Way], base: Way) -> Iterator[Fin
     )
     yield Finding(
         verdict=f"the loader holds training up: without it a step would take {duration(way.seconds)} instead of {duration(base.seconds)}",
-        why=f"{percent(found.saved)} of a step ({percent(found.low)} to {percent(found.high)}, n = {len(base.rounds)} rounds with one batch used again and again); it is {blame}",
+        why=f"{found.text} of a step, n = {len(base.rounds)} rounds with one batch used again and again; it is {blame}",
         next=f"try it with less of {', '.join(on)}" if on else "use a smaller data type or image for the data set",
         cost=found.saved,
         figures={"cause": "loader", **found._asdict(), "without_s": way.seconds, "step_s": base.seconds},
@@ -88,7 +91,7 @@ def _batch(evidence: Evidence, ways: dict[str, Way], base: Way) -> Iterator[Find
         more = f"global_batch={2 * plan.global_batch} with lr_rule=linear or sqrt (another recipe: check its accuracy)"
     yield Finding(
         verdict=f"the batch is small: with {way.samples} samples a rank instead of {base.samples}, a sample would take {percent(found.saved)} less time",
-        why=f"{duration(way.seconds)} for {way.samples} samples against {duration(base.seconds)} for {base.samples} ({percent(found.low)} to {percent(found.high)} saved, n = {len(base.rounds)} rounds)",
+        why=f"{duration(way.seconds)} for {way.samples} samples against {duration(base.seconds)} for {base.samples}: {found.text} saved, n = {len(base.rounds)} rounds",
         next=more,
         cost=found.saved,
         figures={"cause": "batch", **found._asdict(), "double_s": way.seconds, "step_s": base.seconds},
@@ -96,38 +99,46 @@ def _batch(evidence: Evidence, ways: dict[str, Way], base: Way) -> Iterator[Find
 
 
 def _threads(evidence: Evidence, ways: dict[str, Way], base: Way) -> Iterator[Finding]:
-    too_many = crowded(evidence)
-    way = ways.get("half-threads")
-    found = gain(way, base) if way else Gain()
-    lost = losses(ways)["contention"] / base.seconds if too_many and "apart" in ways else 0.0
-    if max(found.saved, lost) < WORTH or (found.low < 0 and not too_many):
+    """Threads without a core of their own take turns, which makes every call long: whatever saves calls then seems to help."""
+    way, too_many = ways.get("half-threads"), crowded(evidence)
+    found = gain(way, base) if way else None
+    worth = found is not None and found.worth
+    harmless = found is not None and found.high < WORTH
+    if not worth and (harmless or not too_many):
         return
-    placement = evidence.spec.placement
-    fitting = max(1, known_cores(evidence) // (base.ranks if placement.emulated else base.ranks // placement.hosts))
-    threads = fitting if too_many else base.threads // 2
-    measured = (
-        ""
-        if way is None
-        else f"half of them save {percent(found.saved)} of a step ({percent(found.low)} to {percent(found.high)}, n = {len(base.rounds)} rounds)"
-    )
-    crowd = f"{base.ranks} ranks x {base.threads} threads share {known_cores(evidence)} cores" if too_many else ""
-    together = f"working at once costs {percent(lost)} of a step" if lost else ""
+    placement, cores = evidence.spec.placement, known_cores(evidence)
+    threads = placement.threads or 1
+    local = base.ranks if placement.emulated else max(1, base.ranks // placement.hosts)
+    measured = f"half of the threads save {found.text} of a step, n = {len(base.rounds)} rounds" if found else ""
+    crowd = f"{local} ranks x {threads} threads share {cores} cores" if too_many else ""
+    if worth:
+        verdict = f"threads get into each other's way: threads={threads} is too many here"
+    elif threads > 1:
+        verdict = f"there are more threads than cores, and whether fewer would be faster is not settled: {crowd}"
+    else:
+        verdict = f"there are more ranks than cores, and they take turns: {local} ranks on {cores}"
+    fitting = f"threads={max(1, cores // local) if too_many else threads // 2}"
     yield Finding(
-        verdict=f"threads get into each other's way: threads={base.threads} is too many here",
-        why="; ".join(text for text in (crowd, measured, together) if text),
-        next=f"threads={threads}",
-        cost=max(found.saved, lost),
-        figures={"cause": "threads", **found._asdict(), "contention": lost, "step_s": base.seconds},
+        verdict=verdict,
+        why="; ".join(text for text in (crowd, measured or "what fewer ranks would save was not measured") if text),
+        next=fitting if threads > 1 else f"ranks={max(1, base.ranks * cores // local)}",
+        cost=found.saved if found and worth else 0.0,
+        inflates=too_many,
+        figures={"cause": "threads", **(found._asdict() if found else {}), "step_s": base.seconds},
     )
 
 
 def _none(ways: dict[str, Way], base: Way) -> Finding:
     tried = {"no-data": "no loader", "double": "twice the batch", "half-threads": "half the threads"}
-    parts = {name: gain(ways[name], base, 2 if name == "double" else 1).saved for name in tried if name in ways}
+    parts = {name: gain(ways[name], base, 2 if name == "double" else 1) for name in tried if name in ways}
     return Finding(
         verdict="neither the loader, nor the batch, nor the threads hold it up",
-        why="saved by " + ", ".join(f"{tried[name]} {percent(saved)}" for name, saved in parts.items()),
-        figures={"cause": None, **parts},
+        why=f"saved by {', '.join(f'{tried[name]} {found.text}' for name, found in parts.items())}, n = {len(base.rounds)} rounds",
+        figures={
+            "cause": None,
+            **{name: found.saved for name, found in parts.items()},
+            "intervals": {name: [found.low, found.high] for name, found in parts.items()},
+        },
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from lockstep.explain.evidence import Evidence
@@ -13,9 +14,11 @@ from lockstep.recipe import Recipe
 from lockstep.units import points
 
 FEWEST_EPOCHS = 5
-# A rise counts if it is this many times the curve's own jitter. On simulated plateaus of 5 to 100 epochs, whose noise is normal, has
-# outliers, or is autocorrelated (0.3), at most 2 % exceed it (tests/test_explain.py).
-SURE = 4.2
+# A rise counts if it is this many times the curve's own jitter, which few epochs tell less well: tests/test_explain_overfitting.py has
+# how often that is wrong.
+SURE, SURE_SHORT = 2.0, 20.0
+# The curve's level at its low and at its end are means over this share of its epochs, and over at least three.
+WINDOW = 1 / 5
 
 
 def answer(evidence: Evidence) -> Iterator[Finding]:
@@ -70,23 +73,23 @@ class Rise(NamedTuple):
 
 
 def rose(curve: Sequence[float]) -> Rise:
-    """Means of three epochs at both ends: a single minimum is partly chance, and every curve rises after a lucky epoch."""
-    smooth = smoothed(curve)
-    low = smooth.index(min(smooth))
-    rise, noise = statistics.fmean(curve[-3:]) - smooth[low], jitter(curve, low)
-    return Rise(rise, noise, low < len(curve) - 2 and rise > SURE * noise)
+    """The mean of the last epochs against the lowest mean of as many. A single minimum is partly chance, and every curve rises after it."""
+    width = max(3, round(WINDOW * len(curve)))
+    means = [statistics.fmean(curve[i : i + width]) for i in range(len(curve) - width + 1)]
+    low = means.index(min(means))
+    rise, noise = means[-1] - means[low], jitter(curve[min(low + width // 2, len(curve) - 4) :])
+    return Rise(rise, noise, rise > (SURE + SURE_SHORT / len(curve)) * noise)
 
 
-def jitter(curve: Sequence[float], since: int) -> float:
-    """The standard deviation of a curve's noise from epoch to epoch, from its second differences, which a smooth bend does not affect.
+def jitter(curve: Sequence[float]) -> float:
+    """The standard deviation of a curve's noise: around a straight line, or as it jumps from epoch to epoch, whichever is larger.
 
-    The larger of their median over the whole curve, whose first epochs fall steeply, and their root mean square after its minimum.
+    Noise that lasts for some epochs looks like a trend and hardly jumps; noise around a bend is little, and the line does not follow.
     """
-    second = [abs(a - 2 * b + c) for a, b, c in zip(curve, curve[1:], curve[2:], strict=False)]
-    after = second[max(0, since - 1) :]
-    # A second difference of independent noise has sqrt(6) of its deviation; 0.6745 turns a median into a deviation.
-    robust = statistics.median(second) / 0.6745
-    return max(robust, math.sqrt(statistics.fmean(value**2 for value in after)) if after else 0.0) / math.sqrt(6)
+    jumps = math.sqrt(statistics.fmean((b - a) ** 2 for a, b in pairwise(curve)) / 2)
+    line = statistics.linear_regression(range(len(curve)), curve)
+    left = sum((value - line.intercept - line.slope * i) ** 2 for i, value in enumerate(curve))
+    return max(jumps, math.sqrt(left / (len(curve) - 2)))
 
 
 def smoothed(curve: Sequence[float]) -> list[float]:

@@ -113,31 +113,19 @@ def _times(evidence: Evidence) -> dict[str, float]:
 def _finding(evidence: Evidence, seen: Seen, times: dict[str, float]) -> Finding:
     last = seen.buckets[-1]["bytes"] if seen.buckets else 0
     exposed = times["exposed_s"] / times["step_s"]
-    hideable = _hideable(seen, times, last)
     most = "at most " if seen.source == "ddp" else ""
     return Finding(
         verdict=f"{most}{percent(seen.overlap)} of the exchange is hidden behind computing; {percent(exposed)} of a step is exchange that is not",
         why=_why(evidence, seen, times),
         next=_next(evidence, seen, exposed, last),
-        cost=hideable / times["step_s"],
         figures={
             "source": seen.source,
             "overlap": seen.overlap,
             "buckets": seen.buckets,
             "window_s": seen.window,
-            "hideable_s": hideable,
             **times,
         },
     )
-
-
-def _hideable(seen: Seen, times: dict[str, float], last: int) -> float:
-    """What smaller buckets could still hide: all but the last of them, and at most the length of backward."""
-    if last <= SMALLEST_BUCKET:
-        return 0.0
-    target = _target(seen)
-    free = max(0.0, times["backward_s"] - (seen.window or 0.0) * seen.overlap)
-    return min(times["exposed_s"] * max(0.0, 1 - target / last), free)
 
 
 def _target(seen: Seen) -> int:

@@ -6,16 +6,14 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from lockstep.explain.accuracy import same_recipe
 from lockstep.explain.evidence import Evidence
 from lockstep.explain.finding import Finding
+from lockstep.explain.twins import same_recipe
 from lockstep.machine.formats import cpu_support, precision_line
 from lockstep.measure.view import RunView
 from lockstep.metrics import METRICS, value
 from lockstep.statistics import Comparison, compare
 from lockstep.units import counted, points
-
-FREE = ("seed", "batch_per_rank", "precision")
 
 
 def answer(evidence: Evidence) -> Iterator[Finding]:
@@ -48,7 +46,12 @@ def _compared(name: str, mixed: Sequence[RunView], full: Sequence[RunView], evid
         )
     verdict, gains = _judged(name, time, accuracy)
     accuracy_text = "not tested" if accuracy.effect is None else f"{points(accuracy.effect)} ({accuracy.verdict})"
-    saved = 1 - time.effect if time.verdict in ("faster", "slower") else 0.0
+    # What the other format would save: nothing where it is not settled, or where accuracy pays for it.
+    saved = 0.0
+    if evidence.spec.recipe.precision == "fp32" and gains:
+        saved = 1 - time.effect
+    elif evidence.spec.recipe.precision != "fp32" and time.verdict == "slower":
+        saved = 1 - 1 / time.effect
     return Finding(
         verdict=verdict,
         why=f"{hardware}; time {time.effect:.3f}x, memory {'?' if memory is None else f'{memory:.2f}x'}, "
@@ -56,7 +59,7 @@ def _compared(name: str, mixed: Sequence[RunView], full: Sequence[RunView], evid
         next=f"precision={name if gains else 'fp32'}"
         if time.settled
         else "more seeds: lockstep study run precision repeats=5",
-        cost=max(0.0, saved if evidence.spec.recipe.precision == "fp32" else -saved / time.effect),
+        cost=saved,
         figures={
             "format": name,
             "time_ratio": time.effect,
@@ -87,7 +90,7 @@ def _judged(name: str, time: Comparison, accuracy: Comparison) -> tuple[str, boo
 def _alike(run: RunView, evidence: Evidence) -> bool:
     """The same recipe and placement in any number format."""
     spec = run.spec()
-    return spec.placement == evidence.spec.placement and same_recipe(spec, evidence.spec, FREE)
+    return spec.placement == evidence.spec.placement and same_recipe(spec, evidence.spec, ("precision",))
 
 
 def _pairs(ours: Sequence[RunView], theirs: Sequence[RunView]) -> list[tuple[RunView, RunView]]:

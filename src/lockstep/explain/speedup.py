@@ -18,10 +18,14 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from lockstep.explain.evidence import Evidence
 from lockstep.explain.finding import Finding
 from lockstep.machine.cores import cores
-from lockstep.statistics import median_interval
+from lockstep.measure import phases
+from lockstep.measure.phases import Rows
+from lockstep.statistics import ALPHA, MARGIN_RATIO, median_interval, t_quantile
 from lockstep.units import duration, percent
 from lockstep.ways import Way
 
@@ -32,6 +36,10 @@ CAUSES = {
     "exchange": "the exchange of gradients",
     "waiting": "waiting for the slowest rank",
 }
+# A smaller share of a step stands for nothing that anybody would act on: the margin of every comparison of times.
+LEAST = MARGIN_RATIO
+# The run's own steps are divided into this many.
+BLOCKS = 20
 
 
 def answer(evidence: Evidence) -> Iterator[Finding]:
@@ -50,7 +58,7 @@ def rounds(ways: dict[str, Way]) -> dict[str, list[float]]:
     wrapped = ways.get("wrapped", plain)
     ideal = [seconds / together.ranks for seconds in whole.by_round]
     # Records of an earlier version have exchange and waiting as means over all rounds.
-    means = {name: statistics.fmean(phases[name] for phases in together.phases) for name in ("exchange", "waiting")}
+    means = {name: statistics.fmean(one[name] for one in together.phases) for name in ("exchange", "waiting")}
     found = {
         "ideal": ideal,
         "batch": [p - i for p, i in zip(plain.by_round, ideal, strict=True)],
@@ -69,96 +77,150 @@ def losses(ways: dict[str, Way]) -> dict[str, float]:
     return {**found, "rest": ways["together"].seconds - sum(found.values())}
 
 
-def largest(by_round: dict[str, list[float]], causes: Sequence[str]) -> list[str]:
-    """The largest cause, and those that cannot be distinguished from it; none if even the largest cannot be distinguished from zero."""
+Ends = tuple[float, float] | None
+"""A 95 % interval; None where it is not known."""
+
+
+def intervals(ways: dict[str, Way]) -> dict[str, Ends]:
+    """The interval of each part of `losses`, over rounds."""
+    found: dict[str, Ends] = {name: _between(seconds) for name, seconds in rounds(ways).items()}
+    if not ways["together"].exchange:
+        found |= {"exchange": None, "waiting": None}
+    if ends := found["rest"]:
+        # The rest is what the medians of the others leave, which is not quite the median of what they leave in each round.
+        rest = losses(ways)["rest"]
+        found["rest"] = min(ends[0], rest), max(ends[1], rest)
+    return found
+
+
+def largest(by_round: dict[str, list[float]], causes: Sequence[str], least: float) -> list[str]:
+    """The largest cause, and those that cannot be distinguished from it; none if even the largest may be less than `least` seconds."""
     ordered = sorted(causes, key=lambda cause: -statistics.median(by_round[cause]))
     first = by_round[ordered[0]]
-    if _between(first)[0] <= 0:
+    if not _above(first, least):
         return []
-    alike = [
-        cause for cause in ordered[1:] if _between([a - b for a, b in zip(first, by_round[cause], strict=True)])[0] <= 0
-    ]
-    return [ordered[0], *alike]
+    differences = {cause: [a - b for a, b in zip(first, by_round[cause], strict=True)] for cause in ordered[1:]}
+    return [ordered[0], *(cause for cause, values in differences.items() if not _above(values, 0.0))]
 
 
-def _between(values: Sequence[float]) -> tuple[float, float]:
+def _above(values: Sequence[float], least: float) -> bool:
+    ends = _between(values)
+    return ends is not None and ends[0] > least
+
+
+def _between(values: Sequence[float]) -> Ends:
     """The 95 % interval of the median; a single round has none."""
     found = median_interval(values)
-    return (found.low, found.high) if found else (-math.inf, math.inf)
+    return (found.low, found.high) if found else None
 
 
 def _measured(evidence: Evidence, ways: dict[str, Way]) -> Finding:
     together, whole = ways["together"], ways["whole"]
-    by_round, parts = rounds(ways), losses(ways)
+    by_round, parts, ends = rounds(ways), losses(ways), intervals(ways)
     step, ranks, n = together.seconds, together.ranks, len(together.rounds)
     speeds = [w / t for w, t in zip(whole.by_round, together.by_round, strict=True)]
-    speed_up, (slow, fast) = statistics.median(speeds), _between(speeds)
-    loss = step - parts["ideal"]
+    lost = [t - ideal for t, ideal in zip(together.by_round, by_round["ideal"], strict=True)]
     # A slow rank has its own analyzer (straggler), and so have too many threads (limits), which inflate all but the exchange.
-    left_out = {"waiting"} | ({"batch", "wrapper", "contention"} if crowded(evidence) else set())
-    first = largest(by_round, [cause for cause in CAUSES if cause not in left_out])
-    intervals = {name: _between(seconds) for name, seconds in by_round.items()}
+    elsewhere = {"waiting"} | ({"batch", "wrapper", "contention"} if crowded(evidence) else set())
+    first = largest(by_round, [cause for cause in CAUSES if cause not in elsewhere], LEAST * step)
     beyond = together.beyond(ways["apart"])
     figures: dict[str, Any] = {
-        "speed_up": speed_up,
-        "speed_up_interval": [slow, fast],
+        "speed_up": statistics.median(speeds),
+        "speed_up_interval": _listed(_between(speeds)),
         "rounds": sorted(speeds),
         "step_s": step,
         "parts_s": parts,
-        "intervals_s": {name: list(ends) for name, ends in intervals.items()},
+        "intervals_s": {name: _listed(each) for name, each in ends.items()},
         "largest": first,
         "beyond_apart_s": statistics.median(beyond),
         "run_step_s": evidence.step.get("total"),
     }
-    split_text = ", ".join(f"{name} {_with(parts[name], intervals[name])}" for name in ("ideal", *CAUSES, "rest"))
-    low, high = _between(beyond)
-    texts = (
-        f"a step takes {duration(step)}: {split_text} (median and 95 % interval of n = {n} rounds of one start); together it takes "
-        f"{_with(figures['beyond_apart_s'], (low, high))} longer than apart, and clocks within the step say {duration(parts['exchange'] + parts['waiting'])} "
-        "for exchange and waiting"
+    split = ", ".join(f"{name} {_with(parts[name], ends[name])}" for name in ("ideal", *CAUSES, "rest"))
+    why = (
+        f"a step takes {duration(step)}: {split} (median and 95 % interval of n = {n} rounds of one start); together it takes "
+        f"{_with(figures['beyond_apart_s'], _between(beyond))} longer than apart, and clocks within the step say "
+        f"{duration(parts['exchange'] + parts['waiting'])} for exchange and waiting"
     )
-    speed = f"{ranks} ranks are {speed_up:.2f} ({slow:.2f} to {fast:.2f}) times as fast as one"
-    if loss <= 0.02 * step:
-        return Finding(verdict=f"{speed}: nothing is lost", why=texts, figures=figures)
+    speed = f"{ranks} ranks are {_times(speeds)} times as fast as one"
+    if (loss := _between(lost)) and loss[1] <= LEAST * step:
+        return Finding(verdict=f"{speed}: nothing is lost", why=why, figures=figures)
+    lose = f"{speed}, not {ranks} times"
     if not first:
-        verdict = (
-            f"{speed}, not {ranks} times: {duration(loss)} a step are lost, to no cause that can be told from noise"
+        most = largest(by_round, list(CAUSES), LEAST * step)
+        told = (
+            f"the largest loss is {_or(most, parts, ends)}, see {_under([cause for cause in most if cause in elsewhere])}"
+            if most
+            else "nothing stands out"
         )
-        return Finding(verdict=verdict, why=texts, figures=figures)
-    if len(first) == 1:
-        blame = (
-            f"the largest loss is {first[0]} ({_with(parts[first[0]], intervals[first[0]])} of {duration(loss)} a step)"
-        )
-    else:
-        blame = f"the largest losses are {', '.join(first[:-1])} and {first[-1]}, which {n} rounds cannot tell apart"
+        verdict = f"{lose}: {told} ({_with(statistics.median(lost), loss)} of {duration(step)} a step are lost)"
+        return Finding(verdict=verdict, why=why, figures=figures)
+    more = [name for name in CAUSES if name in elsewhere and parts[name] > parts[first[0]]]
+    besides = f"besides {' and '.join(more)} (see {_under(more)}) " if more else ""
+    apart = "" if len(first) == 1 else f", which {n} rounds cannot tell apart"
     return Finding(
-        verdict=f"{speed}, not {ranks} times: {blame}",
-        why=f"{texts}; {'; '.join(f'{cause}: {CAUSES[cause]}' for cause in first)}",
-        next=_advice(first[0], evidence, ways)
+        verdict=f"{lose}: {besides}the largest loss is {_or(first, parts, ends)}{apart}, "
+        f"of {duration(statistics.median(lost))} a step",
+        why=f"{why}; {'; '.join(f'{cause}: {CAUSES[cause]}' for cause in first)}",
+        next=_advice(first[0], evidence)
         if len(first) == 1
         else f"measure longer: lockstep explain {evidence.run.id} --measure --seconds 60",
-        cost=max(0.0, parts[first[0]] / step),
+        cost=parts[first[0]] / step,
         figures=figures,
     )
 
 
-def _with(seconds: float, ends: tuple[float, float]) -> str:
-    return f"{duration(seconds)} ({duration(ends[0])} to {duration(ends[1])})"
+def _or(causes: Sequence[str], parts: dict[str, float], ends: dict[str, Ends]) -> str:
+    return " or ".join(f"{cause} {_with(parts[cause], ends[cause])}" for cause in causes)
+
+
+def _under(causes: Sequence[str]) -> str:
+    """Which analyzers say more about them."""
+    return " and ".join({"straggler" if cause == "waiting" else "limits": None for cause in causes})
+
+
+def _listed(ends: Ends) -> list[float] | None:
+    return list(ends) if ends else None
+
+
+def _times(speeds: Sequence[float]) -> str:
+    ends = _between(speeds)
+    return f"{statistics.median(speeds):.2f}" + (f" ({ends[0]:.2f} to {ends[1]:.2f})" if ends else "")
+
+
+def _with(seconds: float, ends: Ends) -> str:
+    return duration(seconds) + (f" ({duration(ends[0])} to {duration(ends[1])})" if ends else "")
 
 
 def _from_run(evidence: Evidence) -> Finding:
     """Without `--measure` only what the run itself has timed is known."""
     step, exchange, waiting = (evidence.step[name] for name in ("total", "exchange", "waiting"))
+    waited = np.mean(phases.waiting(evidence.ranks), axis=0)
+    exchanged = np.mean([rows["exchange_ns"] for rows in evidence.ranks], axis=0) / 1e9 - waited
+    ends = {"exchange": _over_blocks(exchanged), "waiting": _over_blocks(waited)}
     return Finding(
         verdict=f"{percent(exchange / step)} of a step is exposed exchange, {percent(waiting / step)} waiting; "
         "what else is lost has not been measured",
-        why=f"exchange {duration(exchange)}, waiting {duration(waiting)} of {duration(step)}, timed within the run's own steps",
+        why=f"exchange {_with(exchange, ends['exchange'])}, waiting {_with(waiting, ends['waiting'])} of {duration(step)}, timed within "
+        "the run's own steps (mean and 95 % interval over blocks of them)",
         next=f"lockstep explain {evidence.run.id} --measure"
         if evidence.spec.options.script is None
         else "exchange less often, or over a faster backend",
         cost=exchange / step,
-        figures={"step_s": step, "parts_s": {"exchange": exchange, "waiting": waiting}},
+        figures={
+            "step_s": step,
+            "parts_s": {"exchange": exchange, "waiting": waiting},
+            "intervals_s": {name: _listed(each) for name, each in ends.items()},
+        },
     )
+
+
+def _over_blocks(seconds: Rows) -> Ends:
+    """The 95 % interval of a mean over steps, from the means of blocks: neighbouring steps are slow together."""
+    means = [float(block.mean()) for block in np.array_split(seconds, min(BLOCKS, len(seconds)))]
+    if len(means) < 2:
+        return None
+    half = t_quantile(ALPHA, len(means) - 1) * statistics.stdev(means) / math.sqrt(len(means))
+    return statistics.fmean(means) - half, statistics.fmean(means) + half
 
 
 def crowded(evidence: Evidence) -> bool:
@@ -173,16 +235,10 @@ def known_cores(evidence: Evidence) -> int:
     return int(evidence.run.environment().get("cores_machine") or cores())
 
 
-def _advice(first: str, evidence: Evidence, ways: dict[str, Way]) -> str:
+def _advice(first: str, evidence: Evidence) -> str:
     placement, plan = evidence.spec.placement, evidence.spec.plan
     if first == "batch":
-        double = ways.get("double")
-        gain = (
-            ""
-            if double is None
-            else f": at twice the batch a sample takes {percent(1 - double.seconds / (2 * ways['together'].seconds))} less"
-        )
-        return f"give each rank more to do, global_batch={2 * plan.global_batch} with lr_rule=linear or sqrt{gain}"
+        return f"give each rank more to do, global_batch={2 * plan.global_batch} with lr_rule=linear or sqrt"
     if first == "wrapper":
         return (
             "strategy=flat does less of its own for a small model"

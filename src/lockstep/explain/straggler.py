@@ -1,22 +1,32 @@
-"""Is a rank slow? Ranks are compared by the time that they work in a step; all of them wait for the longest."""
+"""Is a rank slow? Ranks are compared by the time that they work in a step; all of them wait for the longest.
+
+Steps are noisy, and those of one host are slow together. So it is blocks of steps that are compared, each with the faster half of the ranks in
+the same block, and a rank is slow if the interval over blocks says so. A host of which every rank seems slow is judged as a whole.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lockstep.explain.evidence import Evidence
 from lockstep.explain.finding import Finding
 from lockstep.measure.phases import computing
+from lockstep.statistics import ALPHA, t_quantile
 from lockstep.units import duration, percent
 
-# Ranks are slow if they work this much longer than the faster half, and one of them is the last in most steps.
-SLOWER, LAST_IN = 1.05, 0.6
-# A temporary slow-down is looked for in blocks of steps, since single steps are noisy.
-BLOCK_STEPS, BLOCK_SLOWER = 20, 1.2
+# Ranks are slow if they work this much longer than the faster half, and surely longer.
+SLOWER = 1.05
+# Neighbouring steps are slow together; blocks of 20 hardly are. A short run has blocks of fewer steps, and at least this many.
+BLOCK_STEPS, FEWEST_BLOCKS = 20, 10
+# In a temporary slow-down, blocks take this much longer.
+BLOCK_SLOWER = 1.2
+# Of the blocks this share is cut off at each end: those in which something else ran.
+CUT = 0.2
 
 
 def answer(evidence: Evidence) -> Iterator[Finding]:
@@ -27,20 +37,21 @@ def answer(evidence: Evidence) -> Iterator[Finding]:
     step = evidence.step["total"]
     means = work.mean(axis=1)
     lost = float((work.max(axis=0) - work.mean(axis=0)).mean())
-    # The faster half is the reference: on a slow host several ranks are slow, and take turns at being last.
-    usual = float(np.median(np.sort(means)[: (ranks + 1) // 2]))
-    slow = [rank for rank in range(ranks) if means[rank] >= SLOWER * usual]
-    last = float(np.isin(work.argmax(axis=0), slow).mean())
+    behind = relative(work)
+    slow = slow_ranks(behind, evidence.spec.placement.hosts)
+    slowest = int(means.argmax())
+    excess = estimate(behind[slow or [slowest]].mean(axis=0))
     figures: dict[str, Any] = {
         "work_s": means.tolist(),
-        "slowest": int(means.argmax()),
+        "slowest": slowest,
         "slow": slow,
-        "ratio": float(means[slow or [int(means.argmax())]].mean()) / usual,
-        "last_in": last,
+        "ratio": excess.ratio,
+        "ratio_interval": [excess.low, excess.high] if math.isfinite(excess.high) else None,
+        "last_in": float(np.isin(work.argmax(axis=0), slow).mean()),
         "lost_s": lost,
         "step_s": step,
     }
-    if slow and last >= LAST_IN:
+    if slow:
         yield _slow(evidence, figures, work)
     elif stretch := _stretch(work):
         yield _for_a_while(evidence, stretch, work, step, figures)
@@ -55,6 +66,52 @@ def answer(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(verdict=verdict, why=why, next=advice, cost=lost / step, figures=figures)
 
 
+class Excess(NamedTuple):
+    """How many times as long as the others, with its interval."""
+
+    ratio: float
+    low: float
+    high: float
+
+
+def relative(work: Any) -> Any:
+    """For each rank (row) and block of steps (column), the log of its work over that of the faster half of the ranks in this block."""
+    ranks, steps = work.shape
+    length = max(1, min(BLOCK_STEPS, steps // FEWEST_BLOCKS))
+    count = steps // length
+    blocks = np.sort(work[:, : count * length].reshape(ranks, count, length), axis=2)
+    cut = length // 4
+    logs = np.log(np.maximum(blocks[:, :, cut : length - cut].mean(axis=2), 1e-12))
+    faster = np.argsort(np.median(logs, axis=1))[: (ranks + 1) // 2]
+    return logs - np.median(logs[faster], axis=0)
+
+
+def estimate(logs: Any, family: int = 1) -> Excess:
+    """The trimmed mean over blocks, with Student's t on the winsorized variance (Tukey and McLaughlin), at 95 % for the whole family."""
+    ordered = np.sort(logs)
+    count, cut = len(ordered), int(CUT * len(ordered))
+    kept = count - 2 * cut
+    middle = float(ordered[cut : count - cut].mean())
+    if kept < 2:
+        return Excess(math.exp(middle), 0.0, math.inf)
+    spread = np.clip(ordered, ordered[cut], ordered[count - cut - 1])
+    error = math.sqrt(float(((spread - spread.mean()) ** 2).sum()) / (kept * (kept - 1)))
+    half = t_quantile(ALPHA / family, kept - 1) * error
+    return Excess(math.exp(middle), math.exp(middle - half), math.exp(middle + half))
+
+
+def slow_ranks(behind: Any, hosts: int) -> list[int]:
+    ranks = len(behind)
+    found = [estimate(logs, ranks) for logs in behind]
+    seem = [rank for rank in range(ranks) if found[rank].ratio >= SLOWER]
+    slow: set[int] = {rank for rank in seem if found[rank].low > 1}
+    for host in np.split(np.arange(ranks), hosts) if ranks % hosts == 0 else []:
+        # All ranks of a host together say more than each alone.
+        if set(host) <= set(seem) and estimate(behind[host].mean(axis=0), hosts).low > 1:
+            slow |= set(host.tolist())
+    return sorted(slow)
+
+
 def _slow(evidence: Evidence, figures: dict[str, Any], work: Any) -> Finding:
     slow: list[int] = figures["slow"]
     others = [rank for rank in range(len(work)) if rank not in slow]
@@ -64,7 +121,7 @@ def _slow(evidence: Evidence, figures: dict[str, Any], work: Any) -> Finding:
     one = len(slow) == 1
     return Finding(
         verdict=f"{_where(evidence, slow)} slow: the others wait {duration(waits)} a step for {'it' if one else 'them'}",
-        why=f"{'it works' if one else 'they work'} {duration(float(work[slow].mean()))} in a step, {figures['ratio']:.2f} times as long as the others, and "
+        why=f"{'it works' if one else 'they work'} {duration(float(work[slow].mean()))} in a step, {_times(figures)} times as long as the others, and "
         f"{'is' if one else 'one of them is'} last in {percent(figures['last_in'])} of the steps{since}",
         next=f"see what else runs there, whether it is throttled, and whether the host differs ('lockstep doctor' there){_less(evidence)}",
         cost=figures["lost_s"] / figures["step_s"],
@@ -83,11 +140,23 @@ def _where(evidence: Evidence, slow: list[int]) -> str:
     """Whole hosts where all of their ranks are slow, else ranks."""
     placement = evidence.spec.placement
     size = placement.ranks // placement.hosts
-    whole = [host for host in range(placement.hosts) if set(range(host * size, (host + 1) * size)) <= set(slow)]
-    if size > 1 and len(whole) * size == len(slow):
+    whole = whole_hosts(slow, placement.ranks, placement.hosts)
+    if size > 1 and whole:
         return f"{_listed('host', whole)} (all of {'its' if len(whole) == 1 else 'their'} ranks) {'is' if len(whole) == 1 else 'are'}"
     where = f" on host {slow[0] // size}" if placement.hosts > 1 and len(slow) == 1 else ""
     return f"{_listed('rank', slow)}{where} {'is' if len(slow) == 1 else 'are'}"
+
+
+def whole_hosts(slow: list[int], ranks: int, hosts: int) -> list[int]:
+    """The hosts whose ranks these are; none where they are not all ranks of some hosts."""
+    size = ranks // hosts
+    whole = [host for host in range(hosts) if set(range(host * size, (host + 1) * size)) <= set(slow)]
+    return whole if len(whole) * size == len(slow) else []
+
+
+def _times(figures: dict[str, Any]) -> str:
+    low, high = figures["ratio_interval"]
+    return f"{figures['ratio']:.2f} ({low:.2f} to {high:.2f})"
 
 
 def _listed(noun: str, numbers: list[int]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lockstep.explain import ANALYZERS, explain
-from lockstep.explain.evidence import Evidence
+from lockstep.explain.evidence import Evidence, study_of
 from lockstep.measure.view import RunView
 from lockstep.report.subject import Subject
 from lockstep.report.views import About, Said
@@ -14,8 +14,7 @@ MOST_CELLS = 12
 
 def findings(subject: Subject) -> list[About]:
     """Of each cell's first finished run, the costliest first."""
-    done = [(group, each) for group in subject.begun for each in group.done if each.own]
-    cells = {each.run.id: group.name for group, each in done} if subject.study else {}
+    cells = subject.groups if subject.study else study_of(subject.runs[0]) if subject.kind == "run" else []
     told = [group for group in subject.begun if not group.done or any(each.own for each in group.done)]
     found = [About(name=group.name, findings=_of(group, subject.peers, cells)) for group in told[:MOST_CELLS]]
     return [about for about in found if about.findings]
@@ -25,7 +24,7 @@ def definitions() -> dict[str, str]:
     return {each.name: f"{each.question} {each.definition}" for each in ANALYZERS}
 
 
-def _of(group: Group, peers: list[RunView], cells: dict[str, str]) -> list[Said]:
+def _of(group: Group, peers: list[RunView], cells: list[Group]) -> list[Said]:
     if not group.done:
         return [_state(group)]
     run = next(each.run for each in group.done if each.own)

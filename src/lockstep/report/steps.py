@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lockstep.explain.speedup import CAUSES, losses
+from lockstep.explain.speedup import CAUSES, Ends, intervals, losses
 from lockstep.measure.phases import NAMES, Parts
 from lockstep.report.subject import Subject
 from lockstep.report.views import Axis, Bar, Bars, Fall, Waterfall, sure
 from lockstep.study.gather import Group
 from lockstep.study.timing import CellTime
-from lockstep.units import text
+from lockstep.units import span, text
 
 SECTION = "step"
 MOST_RANKS = 16
@@ -86,13 +86,13 @@ def waterfall(group: Group, subject: Subject) -> Waterfall | None:
     ways = own[0].ways() if own else {}
     if not {"whole", "plain", "apart", "together"} <= ways.keys():
         return None
-    parts = losses(ways)
+    parts, ends = losses(ways), intervals(ways)
     whole, together = ways["whole"], ways["together"]
     rows, reached = [], parts["ideal"]
-    rows.append(_fall("ideal", parts["ideal"], whole.seconds, reached, total=True))
+    rows.append(_fall("ideal", parts["ideal"], whole.seconds, reached, ends["ideal"], total=True))
     for cause in (*CAUSES, "rest"):
         reached += parts[cause]
-        rows.append(_fall(cause, parts[cause], whole.seconds, reached))
+        rows.append(_fall(cause, parts[cause], whole.seconds, reached, ends[cause]))
     rows.append(_fall("measured", together.seconds, whole.seconds, together.seconds, total=True))
     several = len(subject.begun) > 1
     return Waterfall(
@@ -100,17 +100,18 @@ def waterfall(group: Group, subject: Subject) -> Waterfall | None:
         section=SECTION,
         title="From ideal to measured speed-up" + (f": {group.name}" if several else ""),
         says=f"A step of {together.ranks} ranks if nothing were lost, what each cause adds to it, and the speed-up that is left "
-        f"(n = {len(together.rounds)} rounds, measured in turns).",
+        f"(medians and 95 % intervals of n = {len(together.rounds)} rounds, measured in turns).",
         x=Axis(label="time of a step", unit="seconds"),
         rows=rows,
     )
 
 
-def _fall(name: str, value: float, whole: float, reached: float, total: bool = False) -> Fall:
+def _fall(name: str, value: float, whole: float, reached: float, ends: Ends = None, total: bool = False) -> Fall:
     sign = "" if total or value < 0 else "+"
+    low, high = ends or (None, None)
     return Fall(
         name=name,
         value=sure(value),
         total=total,
-        text=f"{sign}{text(value, 'seconds')}, {text(whole / reached, 'times')}",
+        text=f"{sign}{span(value, low, high, 'seconds')}, {text(whole / reached, 'times')}",
     )
