@@ -36,6 +36,8 @@ MARGIN = 0.02
 MOST_STAGES = 4
 # Of a change that cost this much around an earlier way, nobody needs to know what it costs around the next one.
 HOPELESS = 1.15
+# Ways within this of the best are as good.
+AS_GOOD = 1.01
 # A change that gains this much is put together with the others that do.
 HELPS = 0.99
 # A stage with less time than this would start its contenders and not race them.
@@ -221,10 +223,12 @@ class _Search:
         standings = race.standings()
         if not standings:
             raise RunFailed(f"tune: nothing could be started: {next(iter(race.failures.values()), 'no time for it')}")
-        best, center = standings[0].name, _name(self._center)
+        center, default = _name(self._center), _name(self._first)
         own = {each.name: each for each in standings}
-        if (default := _name(self._first)) in own:
-            self._default = own[default]
+        # Of ways that are as good, the one is taken that changes less.
+        best = next(name for name in (default, center, standings[0].name) if name in own and own[name].ratio < AS_GOOD)
+        if default in own:
+            self._default = race.compare(default, best)
         walls = [w.wall / w.steps for w in race.windows if w.contender == best]
         self._winner, self._winner_s = contenders[best][1], statistics.median(walls)
         if center not in own:
