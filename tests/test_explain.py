@@ -135,6 +135,26 @@ def test_a_slow_rank_is_named_with_what_it_costs(folder: Folder) -> None:
     assert found.cost == pytest.approx(500 / 2100, rel=0.05), "half of the ranks wait 1 of 2.1 ms"
 
 
+def test_of_unequal_shares_it_is_said_that_they_do_not_fit(folder: Folder) -> None:
+    """A rank with three quarters of the samples works longer: it is not slow."""
+    placement = Placement(
+        ranks=2, threads=1, launcher="spawn", device="cpu", backend="gloo", strategy="ddp", shares=[3, 1]
+    )
+    run = folder.run(placement=placement)
+    noise = np.random.default_rng(1).normal(0, 20, (2, 400))
+    steps = [
+        rows(400, backward=3000 + noise[0], exchange=100 - noise[0], total=3100),
+        rows(400, backward=1000 + noise[1], exchange=2100 - noise[1], total=3100),
+    ]
+    for each, samples in zip(steps, (24, 8), strict=True):
+        each["samples"] = samples
+    write_steps(run, *steps)
+    (found,) = straggler.answer(Evidence(run))
+    assert found.verdict == "the shares do not fit the ranks: rank 0 is last, and the others wait 2.00 ms a step"
+    assert "75%" in found.why.replace(" ", "").replace("75.0", "75")
+    assert found.next.startswith("shares=auto")
+
+
 def test_a_slow_host_is_told_from_a_slow_rank(folder: Folder) -> None:
     placement = Placement(
         ranks=4, hosts=2, threads=1, launcher="torchrun", device="cpu", backend="gloo", strategy="ddp"

@@ -27,6 +27,7 @@ from lockstep.predict.compute import Compute, Point, at
 from lockstep.predict.exchange import Cluster, Software, all_reduce, hierarchical, ring, tree
 from lockstep.predict.fit import Fit, Measured
 from lockstep.predict.here import here
+from lockstep.predict.interval import spread
 from lockstep.predict.messages import Gradient, Message, buckets, exposed, messages
 from lockstep.predict.model import Case, bare, missed, predict
 from lockstep.predict.replay import Script, replay, script_of
@@ -395,7 +396,7 @@ def test_where_a_fit_is_made() -> None:
 
 
 def test_batches_to_measure() -> None:
-    assert measure.grid(256, 2, 1e9) == (128, [1, 4, 16, 64, 256])
+    assert measure.grid(256, 2, 1e9) == (128, [1, 2, 4, 8, 16, 32, 64, 256])
     assert measure.grid(32, 2, 1e9) == (16, [1, 2, 4, 8, 32])
     assert measure.grid(4096, 2, 70.0) == (32, [1, 2, 4, 8, 16, 64]), "larger ones would take too long"
     own, others = measure.grid(1, 2, 1e9)
@@ -439,6 +440,15 @@ def test_the_order_of_placements_is_judged_by_time_a_sample_and_within_one_recip
     ]
     assert check.ranking(cases) == pytest.approx(1 / 3)
     assert check.ranking(cases[:1]) is None
+
+
+def test_intervals_from_the_other_errors_hold_as_often_as_they_say() -> None:
+    rng = random.Random(3)
+    held = [check.Held("batch", ("ranks=1", f"global_batch={batch}")) for batch in range(1, 401)]
+    cases = [check.Tried("one", each, 1.0, math.exp(rng.gauss(0.02, 0.05))) for each in held]
+    assert check.coverage(cases, 0.9) == pytest.approx(0.9, abs=0.04)
+    assert check.coverage(cases, 0.5) == pytest.approx(0.5, abs=0.06)
+    assert check.coverage(cases[:3], 0.9) is None, "two errors say nothing about a third"
 
 
 def test_no_held_out_placement_is_one_that_was_fitted() -> None:
@@ -502,22 +512,34 @@ def test_predictions_from_a_fit_need_no_torch(ready: Cli) -> None:
 
 
 def test_every_prediction_comes_with_what_the_model_earned(ready: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = [check.Held("ranks", ("ranks=2", f"global_batch={batch}")) for batch in (8, 16, 24, 32)]
+    held += [check.Held("hosts", ("ranks=4", f"global_batch={batch}")) for batch in (8, 16, 24)]
+    cases = [
+        check.Tried("one", each, 1.0, 1.0 + error)
+        for each, error in zip(held, (0.02, -0.03, 0.08, 0.01, 0.1, -0.1, 0.1), strict=True)
+    ]
     kept = {
         "format": check.FORMAT,
         "time": time.time(),
         "quick": True,
-        "most_ranks": 2,
-        **check.summary(tried(0.02, -0.03, 0.08)),
+        "kinds": check.by_kind(cases),
+        **check.summary(cases),
     }
     (ready.folder / "cache" / "predict" / store.fingerprint() / "check.json").write_text(json.dumps(kept))
-    result = ready("predict", *WORDS, "--ranks", "2,1024", "--batch", "1024", "--every", "8", "--json")
+    result = ready("predict", *WORDS, "--ranks", "2,4,1024", "--batch", "1024", "--json")
     found = json.loads(result.stdout)
-    assert found["rows"][2]["interval_ms"] is None, "1,024 ranks were never checked"
-    assert "checked with up to 2 ranks only" in found["earned_text"]
-    assert any("Local SGD was not measured" in text for text in found["assumed"])
-    step = found["rows"][1]["step_ms"]
-    assert found["rows"][1]["interval_ms"] == [pytest.approx(0.97 * step), pytest.approx(1.08 * step)]
-    assert "off by 3.0% in the median and by 8.0% at worst" in found["earned_text"]
+    one, two, four, many = found["rows"]
+    assert one["interval_ms"] is None, "one rank was never checked"
+    assert any("No interval for another batch of one rank" in text for text in found["assumed"])
+    wide = [math.log(row["interval_ms"][1] / row["step_ms"]) for row in (two, many)]
+    assert wide[0] == pytest.approx(2.132 * spread([0.02, -0.03, 0.08, 0.01]), rel=1e-3)
+    assert two["likely_ms"][1] < two["interval_ms"][1]
+    assert four["kind"] == "link", "two hosts of two ranks"
+    assert four["interval_ms"] is None
+    assert many["kind"] == "hosts"
+    assert wide[1] == pytest.approx(9 * 2.353 * spread([0.1, -0.1, 0.1]), rel=1e-3), "eight doublings beyond four ranks"
+    assert any("widen with every doubling" in text for text in found["assumed"])
+    assert "7 predictions of held-out placements on this machine" in found["earned_text"]
 
 
 @pytest.mark.parametrize(
@@ -530,6 +552,7 @@ def test_every_prediction_comes_with_what_the_model_earned(ready: Cli, monkeypat
         (("--quick",), "--quick goes with --check"),
         (("--check",), "--check has recipes of its own"),
         (("strategy=fsdp",), "strategy=fsdp cannot be predicted"),
+        (("shares=[3,1]",), "unequal shares cannot be predicted"),
     ],
 )
 def test_mistakes_are_one_line(ready: Cli, words: tuple[str, ...], message: str) -> None:

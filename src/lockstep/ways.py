@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -69,6 +70,26 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     def beyond(self, other: Way) -> list[float]:
         """By how many seconds a step takes longer than one of `other`, round by round."""
         return [mine - theirs for mine, theirs in zip(self.by_round, other.by_round, strict=True)]
+
+
+def pooled(starts: Sequence[dict[str, Way]]) -> dict[str, Way]:
+    """The ways that were measured in all starts, with the rounds of all of them."""
+    names = [name for name in starts[0] if all(name in each for each in starts)]
+    return {name: _pooled([each[name] for each in starts]) for name in names}
+
+
+def _pooled(ways: Sequence[Way]) -> Way:
+    phases = [
+        {phase: statistics.fmean(way.phases[rank][phase] for way in ways) for phase in ways[0].phases[rank]}
+        for rank in range(ways[0].ranks)
+    ]
+    return msgspec.structs.replace(
+        ways[0],
+        rounds=[rounds for way in ways for rounds in way.rounds],
+        exchange=[value for way in ways for value in way.exchange],
+        waiting=[value for way in ways for value in way.waiting],
+        phases=phases,
+    )
 
 
 # What readers ask for in `phases`.

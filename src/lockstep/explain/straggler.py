@@ -51,7 +51,9 @@ def answer(evidence: Evidence) -> Iterator[Finding]:
         "lost_s": lost,
         "step_s": step,
     }
-    if slow:
+    if slow and evidence.spec.plan.shares:
+        yield _uneven(evidence, figures, work)
+    elif slow:
         yield _slow(evidence, figures, work)
     elif stretch := _stretch(work):
         yield _for_a_while(evidence, stretch, work, step, figures)
@@ -110,6 +112,25 @@ def slow_ranks(behind: Any, hosts: int) -> list[int]:
         if set(host) <= set(seem) and estimate(behind[host].mean(axis=0), hosts).low > 1:
             slow |= set(host.tolist())
     return sorted(slow)
+
+
+def _uneven(evidence: Evidence, figures: dict[str, Any], work: Any) -> Finding:
+    """With unequal shares nobody is slow or fast by itself: the shares fit the ranks, or they do not."""
+    slow: list[int] = figures["slow"]
+    samples = [int(rank["samples"].sum()) for rank in evidence.ranks]
+    each = [percent(count / sum(samples)) for count in samples]
+    waits = float((work.max(axis=0) - np.delete(work, slow, axis=0).mean(axis=0)).mean())
+    advice = "shares=auto finds the shares with which all are done at the same time"
+    if evidence.spec.placement.shares == "auto":
+        advice = "the ranks' speeds changed more often than shares=auto looks, or a batch has too few samples to divide better"
+    return Finding(
+        verdict=f"the shares do not fit the ranks: {_where(evidence, slow)} last, and the others wait {duration(waits)} a step",
+        why=f"{'it has' if len(slow) == 1 else 'they have'} {', '.join(each[rank] for rank in slow[:4])} of the samples and {_times(figures)} times "
+        f"the work of the others in a step",
+        next=advice,
+        cost=figures["lost_s"] / figures["step_s"],
+        figures=figures,
+    )
 
 
 def _slow(evidence: Evidence, figures: dict[str, Any], work: Any) -> Finding:

@@ -14,6 +14,7 @@ from lockstep.launch.emulated.link import parse_link
 from lockstep.placement import Placement, ranks_per_host
 from lockstep.predict import check
 from lockstep.predict.fit import Fit, age
+from lockstep.predict.interval import FEWEST, KINDS, LIKELY, NEARLY_SURE, interval, kind_of
 from lockstep.predict.messages import ROUNDS
 from lockstep.predict.model import missed
 from lockstep.predict.replay import replay, script_of
@@ -95,13 +96,31 @@ def earned() -> tuple[dict[str, Any] | None, str]:
     found = check.known()
     if found is None:
         return None, "not checked on this machine: run 'lockstep predict --check'"
-    keys = ("time", "quick", "n", "most_ranks", "median_error", "ninth_decile", "worst_error", "lowest", "highest")
+    keys = ("time", "quick", "n", "median_error", "ninth_decile", "worst_error", "nine_of_ten_held", "kinds")
     when = time.strftime("%Y-%m-%d", time.localtime(found["time"]))
     text = (
-        f"{found['n']} predictions of held-out runs on this machine ({when}) were off by {found['median_error']:.1%} in the median and by "
-        f"{found['worst_error']:.1%} at worst; checked with up to {found['most_ranks']} ranks only, so beyond that there is no interval"
+        f"{found['n']} predictions of held-out placements on this machine ({when}) were off by {found['median_error']:.1%} in the median, nine "
+        f"of ten by at most {found['ninth_decile']:.1%}"
     )
+    if found["nine_of_ten_held"] is not None:
+        text += f"; such intervals (90 %) held in {found['nine_of_ten_held']:.0%}"
     return {key: found[key] for key in keys}, text
+
+
+def widened(fit: Fit, rows: Sequence[Row], figures: dict[str, Any]) -> list[str]:
+    """A remark where more ranks are asked about than were ever checked, or a kind of which too few were."""
+    kinds = [(row.ranks, kind_of(fit, row.case)) for row in rows if row.case]
+    checked = {kind: one["most_ranks"] for kind, one in figures["kinds"].items() if one["n"] >= FEWEST}
+    found = []
+    beyond = [ranks for ranks, kind in kinds if kind in checked and ranks > checked[kind]]
+    if beyond:
+        most = max(checked[kind] for ranks, kind in kinds if kind in checked)
+        found.append(
+            f"No more than {counted(most, 'rank')} were checked: intervals widen with every doubling beyond, by as much again ({_list(beyond)} ranks)."
+        )
+    for kind in dict.fromkeys(kind for _, kind in kinds if kind not in checked):
+        found.append(f"No interval for {KINDS[kind]}: too few of it were checked here.")
+    return found
 
 
 def replays(fit: Fit, rows: Sequence[Row], slow: float) -> list[dict[str, Any]]:
@@ -159,8 +178,8 @@ def document(
         "link": str(ask.link),
         "algorithm": ask.algorithm,
         "every": ask.every,
-        "assumed": [*remarks, *beyond(fit, rows)],
-        "rows": [_row(row, figures) for row in rows],
+        "assumed": [*remarks, *beyond(fit, rows), *(widened(fit, rows, figures) if figures else [])],
+        "rows": [_row(fit, row, figures) for row in rows],
         "verdict": asdict(verdict),
         "earned": figures,
         "earned_text": text,
@@ -168,17 +187,16 @@ def document(
     }
 
 
-def _row(row: Row, figures: dict[str, Any] | None) -> dict[str, Any]:
+def _row(fit: Fit, row: Row, figures: dict[str, Any] | None) -> dict[str, Any]:
     if row.step is None or row.case is None:
         return {"ranks": row.ranks, "reason": row.reason}
     step = row.step
     milliseconds = {f"{part}_ms": seconds * 1e3 for part, seconds in asdict(step).items()}
-    interval = None
-    if figures and row.ranks <= figures["most_ranks"]:
-        interval = [
-            step.seconds * 1e3 * (1 + min(0.0, figures["lowest"])),
-            step.seconds * 1e3 * (1 + max(0.0, figures["highest"])),
-        ]
+    kind = kind_of(fit, row.case)
+    likely, sure = (
+        interval(step.seconds * 1e3, kind, row.ranks, figures["kinds"] if figures else {}, level)
+        for level in (LIKELY, NEARLY_SURE)
+    )
     return {
         "ranks": row.ranks,
         "hosts": row.case.hosts,
@@ -187,7 +205,9 @@ def _row(row: Row, figures: dict[str, Any] | None) -> dict[str, Any]:
         "micro_batch": row.case.micro,
         "accumulation": row.case.accumulation,
         "step_ms": step.seconds * 1e3,
-        "interval_ms": interval,
+        "kind": kind,
+        "likely_ms": list(likely) if likely else None,
+        "interval_ms": list(sure) if sure else None,
         **milliseconds,
         "images_per_second": row.images_per_second,
         "speed_up": row.speed_up,

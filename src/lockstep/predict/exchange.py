@@ -99,6 +99,8 @@ class Cluster:
     """Whether the hosts have spare cores, so that moving data does not slow computing."""
     detour_s: float = 0.0
     """Extra time of a hop between hosts: packets to emulated hosts go through a busy machine."""
+    crowding_s: float = 0.0
+    """Extra time of a hop within a host that has more ranks than cores."""
 
     @property
     def ranks(self) -> int:
@@ -106,7 +108,7 @@ class Cluster:
 
     def near(self, size: float) -> float:
         """A hop within a host."""
-        return self.software.hop(size)
+        return self.software.hop(size) + self.crowding_s
 
     def far(self, size: float) -> float:
         """A hop between hosts: the slower of software and link moves the bytes."""

@@ -63,6 +63,8 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     together: list[Measured]
     gradients: list[Gradient]
     software: list[Software]
+    crowding_s: float = 0.0
+    """What a hop within a host takes longer if its ranks are more than its cores: whoever is needed next has to get one first."""
     noise: list[float]
     """Deviations of single steps from their mean, as shares, of ranks that wait for nobody."""
 

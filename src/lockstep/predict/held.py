@@ -127,4 +127,6 @@ GROUPS = (
 )
 # A batch that was fitted, so that only the path between the hosts is unknown; a small one, so that it is visible.
 NEXT_TO_NO_LINK = _link(2, "0.1ms", 8)
+# Twice as many ranks as cores, with few samples: what the exchange takes longer where ranks take turns on the cores.
+CROWDED_SAMPLES = 6
 QUICK = (Group(GROUPS[0].name, GROUPS[0].fit, tuple(GROUPS[0].held[index] for index in (0, 2, 4))),)

@@ -28,14 +28,14 @@ from lockstep.predict.fit import Fit, Measured
 from lockstep.predict.messages import messages
 from lockstep.recipe import EarlyStopping, Recipe
 from lockstep.run import Probe, Run
-from lockstep.ways import Way
+from lockstep.ways import Way, pooled
 
 Tell = Callable[[str], None]
 
 SECONDS = 40.0
 """Seconds of the probe's rounds; its start and its warm-up are extra."""
 SHORTEST_S = 1e-6
-MOST_BATCHES = 9
+MOST_BATCHES = 11
 # The largest batch is chosen so that its step takes no longer than this: then a fit stays under two minutes.
 LONGEST_STEP_S = 0.7
 MOST_NOISE = 4000
@@ -104,6 +104,12 @@ def look(run: Run, ways: dict[str, Way]) -> Seen:
     if not ways:
         raise RunFailed("predict: the probe measured nothing")
     return Seen(ways, _noise(run, ways["apart" if "apart" in ways else "plain"]))
+
+
+def together(starts: Sequence[Seen]) -> Seen:
+    """What several starts of a probe have measured: one differs from another for its whole life."""
+    noise = [value for seen in starts for value in seen.noise]
+    return Seen(pooled([seen.ways for seen in starts]), noise[:: -(-len(noise) // MOST_NOISE)])
 
 
 def fit_of(wanted: Wanted, seen: Seen, software: list[Software], began: float) -> Fit:

@@ -92,7 +92,9 @@ def bare(fit: Fit, case: Case) -> Step:
 
 
 def cluster(fit: Fit, case: Case) -> Cluster:
-    return Cluster(case.hosts, case.per_host, case.link, fit.software_for(case.ranks), fit.spare, case.detour_s)
+    crowded = fit.crowding_s if case.per_host * (fit.placement.threads or 1) > fit.cores else 0.0
+    software = fit.software_for(case.ranks)
+    return Cluster(case.hosts, case.per_host, case.link, software, fit.spare, case.detour_s, crowded)
 
 
 def rounds(fit: Fit, case: Case) -> int | None:

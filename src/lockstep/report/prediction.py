@@ -35,24 +35,26 @@ def predicted(base: Spec, most_cores: int, weak: Sequence[bool]) -> tuple[list[S
         return [], ""
     figures, text = earned()
     assumed = next(iter(asked.values()))[1]
-    return [_line(kind, rows[kind], threads, figures) for kind in weak], f" Predicted: {text}. {assumed[0]}"
+    earned_by = figures["kinds"] if figures else {}
+    return [_line(fit, kind, rows[kind], threads, earned_by) for kind in weak], f" Predicted: {text}. {assumed[0]}"
 
 
-def _line(weak: bool, rows: Sequence[Any], threads: int, figures: dict[str, Any] | None) -> Series:
+def _line(fit: Any, weak: bool, rows: Sequence[Any], threads: int, earned: dict[str, Any]) -> Series:
+    from lockstep.predict.interval import NEARLY_SURE, interval, kind_of
+
     known = [row for row in rows if row.step]
     speeds = [row.speed_up for row in known]
-    # A step that takes longer than predicted by `highest` gives that much less speed-up. Where nothing was checked there is no band.
-    checked = [row.ranks <= figures["most_ranks"] if figures else False for row in known]
-    errors = (figures["highest"], figures["lowest"]) if figures else (0.0, 0.0)
-    low = [s / (1 + max(0.0, errors[0])) if ok else None for s, ok in zip(speeds, checked, strict=True)]
-    high = [s / (1 + min(0.0, errors[1])) if ok else None for s, ok in zip(speeds, checked, strict=True)]
+    # A step that takes longer by some factor gives that much less speed-up. Where nothing of the kind was checked there is no band.
+    factors = [interval(1.0, kind_of(fit, row.case), row.ranks, earned, NEARLY_SURE) for row in known]
+    low = [speed / found.high if found else None for speed, found in zip(speeds, factors, strict=True)]
+    high = [speed / found.low if found else None for speed, found in zip(speeds, factors, strict=True)]
     return Series(
         name=f"predicted, {'weak' if weak else 'strong'}",
         colour="c6" if weak else "c7",
         dash=True,
         x=[row.ranks * threads for row in known],
         y=shorts(speeds),
-        low=shorts(low) if figures else [],
-        high=shorts(high) if figures else [],
+        low=shorts(low) if earned else [],
+        high=shorts(high) if earned else [],
         role="predicted",
     )

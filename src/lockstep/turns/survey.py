@@ -15,39 +15,44 @@ WHOLE = 8
 
 
 class Survey(Race):
-    """One start of everyone. `fixed`: contenders whose window is what it is (a whole round of a probe, say), and need no warming up."""
+    """As many starts of everyone as asked for. `fixed`: contenders whose window is what it is (a whole round of a probe, say), and need no warming up."""
 
     def __init__(
         self,
         contenders: Sequence[Contender],
         seconds: float,
         rounds: int,
+        starts: int = 1,
         fixed: Collection[str] = (),
         changed: Callable[[Race], None] = lambda race: None,
     ) -> None:
+        """`seconds` and `rounds` are those of one start."""
         super().__init__(contenders, Budget(seconds=seconds), changed=changed, lenient=True)
-        self._fixed, self._wanted = fixed, rounds
+        self._fixed, self._wanted, self._starts = fixed, rounds, starts
 
     def run(self) -> list[Ratio]:
         """All rounds, or as many as the time allows once everyone has started; contenders that fail are left out."""
-        racing = self._racing()
-        try:
-            self._start(racing)
-            begun = time.monotonic()
-            for number in range(1, self._wanted + 1):
-                taken = statistics.median(self._round_s or [0.0])
-                if number > FEWEST_ROUNDS and time.monotonic() - begun + taken > self.budget.seconds:
-                    break
-                start = time.monotonic()
-                windows = self._round(self._racing(), number)
-                self._round_s.append(time.monotonic() - start)
-                self.windows += windows
-                self._changed(self)
-        finally:
-            for contender in racing:
-                contender.end()
-        self.starts += 1
+        for _ in range(self._starts):
+            racing = self._racing()
+            try:
+                self._start(racing)
+                self._go_round()
+            finally:
+                for contender in racing:
+                    contender.end()
+            self.starts += 1
         return []
+
+    def _go_round(self) -> None:
+        begun = time.monotonic()
+        for number in range(1, self._wanted + 1):
+            taken = statistics.median(self._round_s or [0.0])
+            if number > FEWEST_ROUNDS and time.monotonic() - begun + taken > self.budget.seconds:
+                break
+            start = time.monotonic()
+            self.windows += self._round(self._racing(), number)
+            self._round_s.append(time.monotonic() - start)
+            self._changed(self)
 
     def of(self, name: str) -> list[Window]:
         return [window for window in self.windows if window.contender == name]
