@@ -54,7 +54,7 @@ def command(
     from lockstep.report.terminal import draw
     from lockstep.report.tune import command_line, tune_part
     from lockstep.tune import search
-    from lockstep.tune.search import LEAST_STAGE_S
+    from lockstep.tune.stages import LEAST_STAGE_S
 
     if budget < LEAST_STAGE_S:
         raise InputError(

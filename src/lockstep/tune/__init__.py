@@ -5,6 +5,6 @@ May import turns/, predict/ and what is below them. Its doors are `search` and `
 
 from __future__ import annotations
 
-from lockstep.tune.search import Found, Otherwise, search
+from lockstep.tune.stages import Found, Otherwise, search
 
 __all__ = ["Found", "Otherwise", "search"]

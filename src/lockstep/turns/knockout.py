@@ -82,11 +82,10 @@ class Knockout(Race):
         self._told(self)
 
     def _knock_out(self, rounds: int) -> None:
-        """Whoever is clearly slower than the best, once it has taken as many rounds."""
-        racing = {contender.name for contender in self._racing()}
-        taken = [sum(window.contender == name for window in self.windows) for name in racing]
-        if min(taken, default=0) < rounds:
+        """Whoever is clearly slower than the best, every so many rounds."""
+        if not self.windows or len(self._round_s) % rounds:
             return
+        racing = {contender.name for contender in self._racing()}
         limit = 1 + self.budget.margin
         self.out += [each.name for each in self.standings() if each.name in racing and each.low > limit]
 

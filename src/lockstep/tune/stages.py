@@ -37,9 +37,7 @@ MOST_STAGES = 4
 # Of a change that cost this much around an earlier way, nobody needs to know what it costs around the next one.
 HOPELESS = 1.15
 # Ways within this of the best are as good.
-AS_GOOD = 1.01
-# A change that gains this much is put together with the others that do.
-HELPS = 0.99
+AS_GOOD = 1 + MARGIN
 # A stage with less time than this would start its contenders and not race them.
 LEAST_STAGE_S = 15.0
 
@@ -128,6 +126,7 @@ class _Search:
         return self._budget_s - (time.monotonic() - self._begin)
 
     def run(self) -> Found:
+        self._specify(self._first)  # what is wrong with the words is wrong with every way
         for stage in range(1, MOST_STAGES + 1):
             contenders = self._contenders()
             if len(contenders) < 2 or (stage > 1 and self._left < LEAST_STAGE_S):
@@ -178,7 +177,7 @@ class _Search:
     def _problem(self, way: Way) -> str:
         """Why a way need not be started: it cannot be, or it cannot win."""
         try:
-            specify(way.recipe, way.placement, Options(save_model=False, data_root=self._data_root), self._runs)
+            self._specify(way)
         except InputError as error:
             return str(error)
         link = parse_link(way.placement.link)
@@ -187,6 +186,9 @@ class _Search:
         if least > HOPELESS * self._winner_s:
             return f"the link alone takes {duration(least)} for the gradients of a step, and a whole step can take {duration(self._winner_s)}"
         return ""
+
+    def _specify(self, way: Way) -> None:
+        specify(way.recipe, way.placement, Options(save_model=False, data_root=self._data_root), self._runs)
 
     def _race(self, stage: int, contenders: dict[str, tuple[Change, Way]]) -> bool:
         """One stage; returns whether another one may find something better."""
@@ -239,15 +241,16 @@ class _Search:
             change, _ = contenders[each.name]
             if change is _NOTHING:
                 continue
-            self._note(change, race.compare(each.name, center), "" if best == center else center)
-            gain = each.ratio / own[center].ratio
-            if gain < HELPS and gain < helpful.get(change[0], (math.inf, change))[0]:
-                helpful[change[0]] = (gain, change)
+            beside = race.compare(each.name, center)
+            self._note(change, beside, "" if best == center else center)
+            # What is put together must surely help: of several changes that do nothing, one always looks as if it did.
+            if beside.high < 1 and beside.ratio < helpful.get(change[0], (1.0, change))[0]:
+                helpful[change[0]] = (beside.ratio, change)
         # What takes ranks or hosts away comes first: it says what a backend or a bucket can still do.
         together = self._center
         for _, (_, keys) in sorted(helpful.values(), key=lambda one: one[1][0] not in ("hosts", "ranks")):
             together = together.with_(keys)
-        self._center = self._winner if self._problem(together) else together
+        self._center = self._winner if not helpful or self._problem(together) else together
         return _name(self._center) != center
 
     def _note(self, change: Change, found: Standing, around: str) -> None:
