@@ -19,13 +19,16 @@ from benchmarks.rounds import Contender, Span, interleave
 from benchmarks.settings import Settings
 from benchmarks.throttle import throttled
 
-RECIPE = ("data=mnist", "train_limit=12000", "test_limit=500", "global_batch=256", "threads=1", "epochs=6")
-ALONE, SLOW, EQUAL, AUTO = "one rank", "one rank, throttled", "equal shares", "shares=auto"
+RECIPE = ("data=mnist", "train_limit=12000", "test_limit=500", "global_batch=256", "threads=1", "epochs=10")
+ALONE, SLOW = "one rank", "one rank, throttled"
+GLOO, SHM = ("ranks=2", "backend=gloo"), ("ranks=2", "backend=shm", "strategy=flat")
 WAYS: dict[str, tuple[tuple[str, ...], int | None]] = {
     ALONE: (("ranks=1", "global_batch=128"), None),
     SLOW: (("ranks=1", "global_batch=128"), 0),
-    EQUAL: (("ranks=2", "backend=gloo"), 1),
-    AUTO: (("ranks=2", "backend=gloo", "shares=auto"), 1),
+    "gloo, equal shares": (GLOO, 1),
+    "gloo, shares=auto": ((*GLOO, "shares=auto"), 1),
+    "shm, equal shares": (SHM, 1),
+    "shm, shares=auto": ((*SHM, "shares=auto"), 1),
 }
 GOAL = 0.9
 
@@ -37,20 +40,21 @@ def measure(settings: Settings) -> Section:
     section = Section("shares", title, "images", "rate", outcome.measurements)
     for name, reason in outcome.failures.items():
         section.refuse(f"{name} failed: {reason}")
-    shares: dict[str, list[float]] = {EQUAL: [], AUTO: []}
-    for number in range(1, settings.repeats + 1):
-        speed = {one.contender: one.details["speed"] for one in section.measurements if one.round == number}
-        if len(speed) < len(WAYS):
-            continue
-        for name, found in shares.items():
-            found.append(speed[name] / (speed[ALONE] + speed[SLOW]))
-    for name, found in shares.items():
+    for name in list(WAYS)[2:]:
+        found, divided = [], []
+        for number in range(1, settings.repeats + 1):
+            in_round = {one.contender: one.details for one in section.measurements if one.round == number}
+            if {name, ALONE, SLOW} <= in_round.keys():
+                found.append(in_round[name]["speed"] / (in_round[ALONE]["speed"] + in_round[SLOW]["speed"]))
+                divided.append(str(in_round[name]["shares"]))
         if found:
             each = ", ".join(f"{share:.0%}" for share in found)
-            goal = f" (goal {GOAL:.0%}: {'met' if stats.median(found) >= GOAL else 'missed'})" if name == AUTO else ""
-            section.notes.append(f"{name}: {stats.median(found):.0%} of the summed speed of both alone{goal}: {each}.")
-    divided = [str(one.details["shares"]) for one in section.measurements if one.contender == AUTO]
-    section.notes.append(f"In the end 256 samples were divided as {'; '.join(divided)}.")
+            auto = "auto" in name
+            goal = f" (goal {GOAL:.0%}: {'met' if stats.median(found) >= GOAL else 'missed'})" if auto else ""
+            ends = f"; in the end 256 samples were divided as {', '.join(divided)}" if auto else ""
+            section.notes.append(
+                f"{name}: {stats.median(found):.0%} of the summed speed of both alone{goal}: {each}{ends}."
+            )
     return section
 
 
@@ -61,8 +65,8 @@ def _trained(words: tuple[str, ...], slow: int | None) -> Span:
         printed = run(argv, None, None) if slow is None else throttled(argv, Path(folder) / "one", slow)
         shown = json.loads(run([ours.executable(), "show", "one", "--runs", folder, "--json"], None, None))
     document: dict[str, Any] = json.loads(printed)
-    # The first third is for finding the shares; the rate of an epoch is that of its training alone.
-    epochs = shown["epochs"][len(shown["epochs"]) // 3 :]
+    # The first half is for finding the shares; the rate of an epoch is that of its training alone.
+    epochs = shown["epochs"][len(shown["epochs"]) // 2 :]
     speed = stats.median([float(epoch["images_per_second"]) for epoch in epochs])
     details = {"speed": speed, "shares": document.get("shares")}
     return Span(1, time.perf_counter() - began, float(document["train_cpu_seconds"]), details)
