@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -52,16 +51,7 @@ class Knockout(Race):
     def run(self) -> list[estimate.Ratio]:
         """Until one is left, all that are left were started often enough, or the budget is spent."""
         while not self._over():
-            racing = self._racing()
-            begun = time.monotonic()
-            try:
-                self._start(racing)
-                self._start_s.append(time.monotonic() - begun)
-                self._go_round()
-            finally:
-                for contender in racing:
-                    contender.end()
-            self.starts += 1
+            self._one_start()
             self._knock_out(1)
         return self.ratios()
 

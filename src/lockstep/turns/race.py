@@ -114,17 +114,7 @@ class Race:
     def run(self) -> list[Ratio]:
         """Until it is settled, or the budget is spent."""
         while not self._over():
-            racing = self._racing()
-            begun = time.monotonic()
-            try:
-                self._start(racing)
-                self._start_s.append(time.monotonic() - begun)
-                self._check_budget()
-                self._go_round()
-            finally:
-                for contender in racing:
-                    contender.end()
-            self.starts += 1
+            self._one_start()
             if self.starts in estimate.LOOKS:
                 self._look(self.windows)
             self._plan_rounds()
@@ -133,6 +123,20 @@ class Race:
             # The time is spent: one last look, in the place of all that would have come.
             self._look(self.windows)
         return self.ratios()
+
+    def _one_start(self) -> None:
+        """Start whoever is in the race, let them take their rounds, and end them."""
+        racing = self._racing()
+        begun = time.monotonic()
+        try:
+            self._start(racing)
+            self._start_s.append(time.monotonic() - begun)
+            self._check_budget()
+            self._go_round()
+        finally:
+            for contender in racing:
+                contender.end()
+        self.starts += 1
 
     def _check_budget(self) -> None:
         if not self._lenient and not self.windows and self.elapsed > self.budget.seconds:

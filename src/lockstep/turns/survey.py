@@ -33,14 +33,7 @@ class Survey(Race):
     def run(self) -> list[Ratio]:
         """All rounds, or as many as the time allows once everyone has started; contenders that fail are left out."""
         for _ in range(self._starts):
-            racing = self._racing()
-            try:
-                self._start(racing)
-                self._go_round()
-            finally:
-                for contender in racing:
-                    contender.end()
-            self.starts += 1
+            self._one_start()
         return []
 
     def _go_round(self) -> None:
