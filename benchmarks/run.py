@@ -31,6 +31,7 @@ from benchmarks.sections import (
     slow_link,
     start,
     techniques,
+    tune,
     turns,
 )
 from benchmarks.settings import Settings
@@ -52,6 +53,7 @@ SECTIONS: dict[str, Callable[[Settings], record.Section]] = {
     "kernels": kernels.measure,
     "turns": turns.measure,
     "shares": shares.measure,
+    "tune": tune.measure,
 }
 RESULTS = ROOT / "benchmarks" / "results"
 QUICK = {"repeats": 2, "samples": 3200}

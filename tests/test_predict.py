@@ -414,10 +414,10 @@ def tried(*errors: float) -> list[check.Tried]:
 
 
 def test_errors_are_summed_up_with_their_worst() -> None:
-    found = check.summary(tried(0.01, -0.04, 0.10))
+    found = check.summary(tried(0.03, -0.04, 0.05))
     assert found["median_error"] == pytest.approx(0.04)
-    assert found["worst_error"] == pytest.approx(0.10)
-    assert (found["lowest"], found["highest"]) == (pytest.approx(-0.04), pytest.approx(0.10))
+    assert found["worst_error"] == pytest.approx(0.05)
+    assert (found["lowest"], found["highest"]) == (pytest.approx(-0.04), pytest.approx(0.05))
     assert found["goal_met"]
     assert not check.summary(tried(0.01, 0.2, 0.01))["goal_met"], "one of three is more than one of ten"
 
@@ -445,10 +445,12 @@ def test_the_order_of_placements_is_judged_by_time_a_sample_and_within_one_recip
 def test_intervals_from_the_other_errors_hold_as_often_as_they_say() -> None:
     rng = random.Random(3)
     held = [check.Held("batch", ("ranks=1", f"global_batch={batch}")) for batch in range(1, 401)]
-    cases = [check.Tried("one", each, 1.0, math.exp(rng.gauss(0.02, 0.05))) for each in held]
+    cases = [check.Tried(str(n), each, 1.0, math.exp(rng.gauss(0.02, 0.05))) for n, each in enumerate(held)]
     assert check.coverage(cases, 0.9) == pytest.approx(0.9, abs=0.04)
     assert check.coverage(cases, 0.5) == pytest.approx(0.5, abs=0.06)
-    assert check.coverage(cases[:3], 0.9) is None, "two errors say nothing about a third"
+    assert check.coverage(cases[:2], 0.9) is None, "one error says nothing about another"
+    same_fit = [each._replace(group="one") for each in cases]
+    assert check.coverage(same_fit, 0.9) is None, "errors of one fit are alike, and say nothing about another fit"
 
 
 def test_no_held_out_placement_is_one_that_was_fitted() -> None:
@@ -532,12 +534,15 @@ def test_every_prediction_comes_with_what_the_model_earned(ready: Cli, monkeypat
     assert one["interval_ms"] is None, "one rank was never checked"
     assert any("No interval for another batch of one rank" in text for text in found["assumed"])
     wide = [math.log(row["interval_ms"][1] / row["step_ms"]) for row in (two, many)]
-    assert wide[0] == pytest.approx(2.132 * spread([0.02, -0.03, 0.08, 0.01]), rel=1e-3)
+    kinds: dict[str, Any] = kept["kinds"]
+    everyone = [each.error for each in cases]
+    assert kinds["ranks"]["spread"] == pytest.approx(spread([0.02, -0.03, 0.08, 0.01], everyone, 4))
+    assert wide[0] == pytest.approx(2.132 * kinds["ranks"]["spread"], rel=1e-3), "Student's t of four placements"
     assert two["likely_ms"][1] < two["interval_ms"][1]
     assert four["kind"] == "link", "two hosts of two ranks"
     assert four["interval_ms"] is None
     assert many["kind"] == "hosts"
-    assert wide[1] == pytest.approx(9 * 2.353 * spread([0.1, -0.1, 0.1]), rel=1e-3), "eight doublings beyond four ranks"
+    assert wide[1] == pytest.approx(9 * 2.353 * kinds["hosts"]["spread"], rel=1e-3), "eight doublings beyond four ranks"
     assert any("widen with every doubling" in text for text in found["assumed"])
     assert "7 predictions of held-out placements on this machine" in found["earned_text"]
 

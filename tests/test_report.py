@@ -408,7 +408,10 @@ def test_the_scaling_curve_has_the_prediction_of_a_fit_with_its_band(folders: Fo
     recipe, placement, _ = here(runs[0].spec().recipe, runs[0].spec().placement)
     made = planted(recipe=recipe, placement=placement)
     save(made)
-    kinds = {kind: {"n": 8, "spread": 0.1, "most_ranks": ranks} for kind, ranks in (("batch", 1), ("ranks", 2))}
+    kinds = {
+        kind: {"n": 8, "placements": 8, "spread": 0.1, "most_ranks": ranks}
+        for kind, ranks in (("batch", 1), ("ranks", 2))
+    }
     figures = {
         "n": 16,
         "median_error": 0.1,

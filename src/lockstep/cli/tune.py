@@ -53,6 +53,7 @@ def command(
     from lockstep.errors import InputError, RunCancelled
     from lockstep.report.terminal import draw
     from lockstep.report.tune import command_line, tune_part
+    from lockstep.settings import changed
     from lockstep.tune import search
     from lockstep.tune.stages import LEAST_STAGE_S
 
@@ -65,13 +66,14 @@ def command(
         raise InputError(
             "tune: ways share their cores, and jobs do not: tune within an allocation, without launcher=slurm"
         )
-    stated = [word.partition("=")[0].replace("-", "_") for word in words if "=" in word]
+    # In words, or in a recipe file.
+    stated = {*(word.partition("=")[0].replace("-", "_") for word in words if "=" in word), *changed(recipe, placement)}
     live = Live(budget)
     try:
         found = search(recipe, placement, stated, budget, cost, allow, runs, data_root, note, live)
     except KeyboardInterrupt:
         raise RunCancelled("stopped; what was measured is in the folder of races") from None
-    line = command_line(words, found.words)
+    line = command_line(words, found)
     if as_json:
         print_json({**msgspec.to_builtins(found), "command": line})
     else:

@@ -103,15 +103,15 @@ class StepLog:
         rows = self._rows[since : self.count]
         return {phase: float(rows[f"{phase}_ns"].sum()) / 1e9 for phase in PHASES}
 
-    def busy(self, since: int) -> tuple[int, float]:
-        """The number of rows from `since` on that are not warm-up, and the seconds in which the rank did not wait for an exchange.
+    def busy(self, since: int, samples: int) -> float:
+        """The mean seconds of a step, from the row `since` on, in which the rank did not wait for an exchange.
 
-        While there is nothing else, those of the warm-up count.
+        Of steps with so many samples, or of all where there is none of them.
         """
         rows = self._rows[since : self.count]
-        settled = rows[~rows["warmup"].astype(bool)]
-        rows = settled if len(settled) else rows
-        return len(rows), float((rows["total_ns"] - rows["exchange_ns"]).sum()) / 1e9
+        alike = rows[rows["samples"] == samples]
+        rows = alike if len(alike) else rows
+        return float((rows["total_ns"] - rows["exchange_ns"]).mean()) / 1e9
 
     def first_not_finite(self) -> int | None:
         """The first step in the file whose loss is not finite."""

@@ -29,7 +29,7 @@ from lockstep.predict import measure
 from lockstep.predict.fit import Fit, folder, save
 from lockstep.predict.held import COMMON, CROWDED_SAMPLES, GROUPS, NEXT_TO_NO_LINK, QUICK, Group, Held
 from lockstep.predict.here import here
-from lockstep.predict.interval import LIKELY, NEARLY_SURE, interval, spread
+from lockstep.predict.interval import LIKELY, NEARLY_SURE, interval, kind_of, spread
 from lockstep.predict.model import Case, predict, sent
 from lockstep.run import Options, Run, read_json, write_atomic
 from lockstep.settings import load
@@ -56,6 +56,7 @@ class Tried(NamedTuple):
     held: Held
     predicted: float
     measured: float
+    repeat: int = 0
 
     @property
     def error(self) -> float:
@@ -74,11 +75,17 @@ def run(quick: bool, tell: Tell, where: Path | None = None, repeats: int = 2) ->
         for repeat, (number, group) in itertools.product(range(repeats), enumerate(groups)):
             at = f"{repeat * len(groups) + number + 1}/{repeats * len(groups)}"
             tell(f"predict: {at}: {group.name}: starting {1 + len(group.held)} placements …")
-            fit, found, lost = _survey(group, Path(scratch) / f"{repeat}-{number}", tell)
+            try:
+                fit, found, lost = _survey(group, Path(scratch) / f"{repeat}-{number}", tell)
+            except RunFailed as error:  # the others are still worth having
+                failed.append(str(error))
+                continue
             save(fit, where)
-            tried += found
+            tried += [each._replace(repeat=repeat) for each in found]
             failed += lost
             fits.append(_about(group.name, fit))
+    if not tried:
+        raise RunFailed(f"predict --check: nothing could be measured: {'; '.join(failed)}")
     document: dict[str, Any] = {
         "format": FORMAT,
         "time": time.time(),
@@ -92,9 +99,10 @@ def run(quick: bool, tell: Tell, where: Path | None = None, repeats: int = 2) ->
         "most_ranks": max(_ranks(each.held) for each in tried),
         **summary(tried),
     }
-    path = (where or folder()) / FILE
+    path, before = (where or folder()) / FILE, known(where)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, document)
+    if not (quick and before and not before["quick"]):  # a glance does not replace a whole check
+        write_atomic(path, document)
     return document
 
 
@@ -136,12 +144,17 @@ def _survey(group: Group, scratch: Path, tell: Tell) -> tuple[Fit, list[Tried], 
         # What emulated hosts cost by themselves: packets go through processes that compete with the ranks for cores. A real network does not
         # have this cost. It is measured with a link of almost no delay, and added to the predictions for the other links.
         predicted = predict(fit, _case(fit, group, NEXT_TO_NO_LINK)).seconds
-        detour = max(0.0, seconds(survey.of(DETOUR)) - predicted) / 2  # two ranks: two hops
-    found = [
-        Tried(group.name, each, predict(fit, _case(fit, group, each.words, detour)).seconds, seconds(survey.of(name)))
-        for name, each in held.items()
-        if survey.of(name)
-    ]
+        hops = 2 * len(sent(fit, _case(fit, group, NEXT_TO_NO_LINK)))  # two of each message
+        detour = max(0.0, seconds(survey.of(DETOUR)) - predicted) / hops
+    found = []
+    for name, each in held.items():
+        if survey.of(name):
+            case = _case(fit, group, each.words, detour)
+            # On a host with more cores, ranks that crowd this one do not.
+            kind = kind_of(fit, case)
+            found.append(
+                Tried(group.name, each._replace(kind=kind), predict(fit, case).seconds, seconds(survey.of(name)))
+            )
     lost = [f"{group.name}: {name}: {reason}" for name, reason in survey.failures.items()]
     return fit, found, lost
 
@@ -169,6 +182,7 @@ def summary(tried: Sequence[Tried]) -> dict[str, Any]:
     sizes = [abs(error) for error in errors]
     median, nine = statistics.median(sizes), float(np.quantile(sizes, 0.9))
     ranked, held = ranking(tried), coverage(tried, NEARLY_SURE)
+    half = 0.5 / len(tried)  # a share of so many is no finer
     return {
         "n": len(errors),
         "median_error": median,
@@ -182,15 +196,15 @@ def summary(tried: Sequence[Tried]) -> dict[str, Any]:
         "goal_met": median <= GOAL_MEDIAN
         and nine <= GOAL_NINE_OF_TEN
         and (ranked is None or ranked >= GOAL_RANKED)
-        and (held is None or GOAL_HELD[0] <= held <= GOAL_HELD[1]),
+        and (held is None or GOAL_HELD[0] - half <= held <= GOAL_HELD[1] + half),
     }
 
 
 def coverage(tried: Sequence[Tried], level: float) -> float | None:
-    """How often an interval holds that comes from the errors of all other held-out placements."""
+    """How often an interval holds that comes from the errors of all other fits: errors of one fit are alike."""
     inside = []
     for each in tried:
-        others = by_kind([other for other in tried if other.held != each.held or other.group != each.group])
+        others = by_kind([other for other in tried if other.group != each.group])
         found = interval(each.predicted, each.held.kind, _ranks(each.held), others, level)
         if found:
             inside.append(found.low <= each.measured <= found.high)
@@ -201,7 +215,7 @@ def ranking(tried: Sequence[Tried]) -> float | None:
     """Of two placements of one recipe that differ by more than 5 % in time a sample: how often the faster one was predicted to be."""
     right = total = 0
     for one, other in itertools.combinations(tried, 2):
-        if one.group != other.group:
+        if (one.group, one.repeat) != (other.group, other.repeat):
             continue
         measured = (one.measured / _batch(one.held)) / (other.measured / _batch(other.held))
         predicted = (one.predicted / _batch(one.held)) / (other.predicted / _batch(other.held))
@@ -216,14 +230,16 @@ def by_kind(tried: Sequence[Tried]) -> dict[str, dict[str, Any]]:
     return {
         kind: {
             "n": len(errors),
+            "placements": placements,
             "median_error": statistics.median(map(abs, errors)),
             "worst_error": max(map(abs, errors)),
             "mean_signed": statistics.fmean(errors),
-            "spread": spread(errors),
+            "spread": spread(errors, [each.error for each in tried], placements),
             "most_ranks": max(_ranks(each.held) for each in tried if each.held.kind == kind),
         }
         for kind in kinds
         if (errors := [each.error for each in tried if each.held.kind == kind])
+        and (placements := len({(each.group, each.held) for each in tried if each.held.kind == kind}))
     }
 
 
@@ -235,7 +251,7 @@ def sentence(found: dict[str, Any]) -> str:
         else ""
     )
     if found["nine_of_ten_held"] is not None:
-        ranked += f"; 90 % intervals from the other placements' errors hold in {found['nine_of_ten_held']:.0%}"
+        ranked += f"; 90 % intervals from the other fits' errors hold in {found['nine_of_ten_held']:.0%}"
     return (
         f"{found['n']} single predictions were off by {found['median_error']:.1%} in the median, nine of ten by at most "
         f"{found['ninth_decile']:.1%}, the worst by {found['worst_error']:.1%}{ranked} (goal {GOAL_MEDIAN:.0%}, {GOAL_NINE_OF_TEN:.0%}, "

@@ -110,7 +110,7 @@ def earned() -> tuple[dict[str, Any] | None, str]:
 def widened(fit: Fit, rows: Sequence[Row], figures: dict[str, Any]) -> list[str]:
     """A remark where more ranks are asked about than were ever checked, or a kind of which too few were."""
     kinds = [(row.ranks, kind_of(fit, row.case)) for row in rows if row.case]
-    checked = {kind: one["most_ranks"] for kind, one in figures["kinds"].items() if one["n"] >= FEWEST}
+    checked = {kind: one["most_ranks"] for kind, one in figures["kinds"].items() if one["placements"] >= FEWEST}
     found = []
     beyond = [ranks for ranks, kind in kinds if kind in checked and ranks > checked[kind]]
     if beyond:

@@ -16,7 +16,7 @@ from lockstep.statistics import t_quantile
 
 LIKELY, NEARLY_SURE = 0.5, 0.9
 # Fewer errors of a kind say too little about their size.
-FEWEST = 3
+FEWEST, BORROWED = 2, 2
 
 KINDS = {
     "batch": "another batch of one rank",
@@ -47,9 +47,16 @@ def kind_of(fit: Fit, case: Case) -> str:
     return "ranks" if case.ranks > 1 else "batch"
 
 
-def spread(errors: Sequence[float]) -> float:
-    """The root of the mean square of the errors' logarithms."""
-    return math.sqrt(sum(math.log1p(error) ** 2 for error in errors) / len(errors))
+def spread(errors: Sequence[float], everyone: Sequence[float], placements: int) -> float:
+    """How large errors of a kind are: the root of the mean square of their logarithms, over so many placements.
+
+    Few placements may have been lucky, so it is as if there had been two more, with errors of the size of everyone's.
+    """
+    return math.sqrt((placements * _square(errors) + BORROWED * _square(everyone)) / (placements + BORROWED))
+
+
+def _square(errors: Sequence[float]) -> float:
+    return sum(math.log1p(error) ** 2 for error in errors) / len(errors)
 
 
 def interval(
@@ -57,8 +64,8 @@ def interval(
 ) -> Interval | None:
     """Where a share of `level` of such predictions ends up; None where too few of the kind were checked."""
     one = earned.get(kind)
-    if one is None or one["n"] < FEWEST:
+    if one is None or one["placements"] < FEWEST:
         return None
     wider = 1 + max(0.0, math.log2(ranks / one["most_ranks"]))
-    half = t_quantile(1 - level, int(one["n"])) * one["spread"] * wider
+    half = t_quantile(1 - level, int(one["placements"])) * one["spread"] * wider
     return Interval(seconds * math.exp(-half), seconds * math.exp(half))

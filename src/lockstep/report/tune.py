@@ -27,7 +27,9 @@ def tune_part(found: Found, command: str, cost: str) -> Part:
 def said(found: Found, command: str, cost: str) -> Said:
     """The answer in one sentence."""
     speed = f"{units.duration(found.step_seconds)} a step, {found.images_per_second:,.0f} images/s"
-    if found.default_ratio < 1 + SAME:
+    if found.default_ratio is None:
+        verdict = f"{' '.join(found.words)}; what runs without tuning, {found.default}, does not run here"
+    elif found.default_ratio < 1 + SAME:
         verdict = f"what runs without tuning, {found.default}: nothing that was tried is better"
     else:
         less = "fast" if cost == "seconds" else "cheap"
@@ -50,12 +52,17 @@ def table(otherwise: Sequence[Otherwise], cost: str) -> Table:
         if one.ratio is not None
     ]
     what = "time" if cost == "seconds" else "core-seconds"
-    says = f"takes: {what} for a sample as a multiple of what the way takes that it was changed in, from ratios within rounds, with its 95 % interval."
+    says = f"takes: {what} for a sample as a multiple of what the way takes that it was changed in, from ratios within rounds; the interval is two standard errors."
     return Table("tune", "Chosen otherwise", says, COLUMNS, rows, right=[1, 2], spare=[3])
 
 
-def command_line(words: Sequence[str], chosen: Sequence[str]) -> str:
+def command_line(words: Sequence[str], found: Found) -> str:
     """What to type: the user's own words, and over them what was chosen."""
+    chosen = list(found.words)
+    if found.one_host:
+        chosen += ["hosts=1", "link=none"]
     keys = {word.partition("=")[0] for word in chosen}
+    if found.one_host:
+        keys.add("rendezvous")
     kept = [word for word in words if word.partition("=")[0].replace("-", "_") not in keys]
     return f"lockstep run {shlex.join([*kept, *chosen])}"

@@ -114,6 +114,9 @@ def _check_strategy(placement: Placement) -> None:
         raise InputError(
             f"zero=true does not go with strategy={strategy}: choose strategy=ddp or flat, or leave zero out"
         )
+    if placement.shares is not None and placement.ddp.static_graph:
+        # Its first pass exchanges, and ranks may take different numbers of passes.
+        raise InputError("shares does not go with ddp.static_graph=true: leave one of them out")
     if placement.shares is not None and strategy in ("local-sgd", "diloco"):
         raise InputError(
             f"shares does not go with strategy={strategy}, whose ranks train by themselves: choose strategy=ddp or flat"

@@ -10,6 +10,7 @@ import math
 
 from lockstep.backends import group
 from lockstep.measure.recorder import Recorder
+from lockstep.measure.records import WARMUP_STEPS
 from lockstep.placement import Placement
 from lockstep.plan import Plan, divided
 
@@ -23,11 +24,12 @@ GAIN = 1.03
 class Balance:
     """Looks now and then at what the ranks needed, and divides batches anew. All ranks call it alike."""
 
-    def __init__(self, plan: Plan, placement: Placement, recorder: Recorder) -> None:
+    def __init__(self, plan: Plan, placement: Placement, recorder: Recorder, rank: int) -> None:
         self.plan = plan
         """With the shares as of now."""
-        self._placement, self._recorder = placement, recorder
-        self._row, self._left = recorder.log.count, FEWEST_STEPS
+        self._placement, self._recorder, self._rank = placement, recorder, rank
+        # The first steps of a process fill caches: also those of one that goes on with a run.
+        self._row, self._left = recorder.log.count + WARMUP_STEPS, WARMUP_STEPS + FEWEST_STEPS
 
     def after_step(self, count: int) -> bool:
         """A step on `count` samples of all ranks is over; returns whether batches are divided in another way from now on."""
@@ -36,12 +38,12 @@ class Balance:
         if self._left > 0 or count < self.plan.global_batch:
             return False
         self._recorder.clock.flush()
-        steps, seconds = self._recorder.log.busy(self._row)
-        found = group.gather([seconds / steps])
+        parts = self.plan.parts(count)
+        seconds = self._recorder.log.busy(self._row, parts[self._rank])
         self._row = self._recorder.log.count
-        busy = [each for (each,) in found]
+        busy = [each for (each,) in group.gather([seconds])]
         self._left = min(MOST_STEPS, max(FEWEST_STEPS, round(LOOK_S / max(busy))))
-        shares = balanced(self.plan.parts(count), busy)
+        shares = balanced(parts, busy)
         if shares is None:
             return False
         self.plan = divided(self.plan, self._placement, shares)

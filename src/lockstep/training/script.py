@@ -38,7 +38,8 @@ def script_recipe(recipe: Recipe, placement: Placement, options: Options) -> Rec
     for key, _ in _changed(options, _FOR_SCRIPTS):
         word = "--" + key.removesuffix("_s").replace("_", "-")
         raise InputError(f"{word} has no effect on {script.name}, which has its own loop: leave it out")
-    return Recipe(model=script.name, data="own data", global_batch=placement.ranks)
+    stands_for = sum(placement.shares) if isinstance(placement.shares, list) else placement.ranks
+    return Recipe(model=script.name, data="own data", global_batch=stands_for)
 
 
 def _changed(chosen: msgspec.Struct, passed_over: tuple[str, ...]) -> list[tuple[str, Any]]:

@@ -107,7 +107,9 @@ class Session:
     def balance(self, plan: Plan) -> Balance | None:
         """Who divides batches anew with shares=auto."""
         return (
-            Balance(plan, self.placement, self.recorder) if self.placement.shares == "auto" and self.world > 1 else None
+            Balance(plan, self.placement, self.recorder, self.rank)
+            if self.placement.shares == "auto" and self.world > 1
+            else None
         )
 
     def consolidate(self) -> None:
@@ -168,7 +170,8 @@ class Session:
             raise InputError(f"s.steps: batch={batch} does not divide by ranks={self.world}: choose batch={above}")
         if batch != self._plan.global_batch and shares is not None:
             self._plan = msgspec.structs.replace(self._plan, global_batch=batch)
-            self._plan = divided(self._plan, self.placement, self._plan.shares)
+            # What was measured at another batch says little about this one.
+            self._plan = divided(self._plan, self.placement, [1] * self.world if shares == "auto" else shares)
             self._balance = None
         return Shares(count, batch, epoch, shuffle, seed, lambda samples: self._plan.part(samples, self.rank))
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from lockstep.errors import InputError
 from lockstep.machine import formats, inductor
+from lockstep.models import CATALOGUE
 from lockstep.placement import Ddp, Placement
 from lockstep.recipe import Recipe
 
@@ -49,6 +50,9 @@ class Way(msgspec.Struct, frozen=True):
         """All that was chosen and is not what anybody would get anyway."""
         recipe, placement = self.recipe, self.placement
         found: dict[str, Any] = {"ranks": placement.ranks, "threads": placement.threads}
+        if placement.hosts > 1:
+            hosts = f"emulated:{placement.hosts}" if placement.emulated else placement.hosts
+            found = {"hosts": hosts, **found}
         if placement.ranks > 1:
             found |= {"backend": placement.backend, "strategy": placement.strategy}
             if placement.strategy == "ddp" and placement.ddp.bucket_mb != Ddp().bucket_mb:
@@ -75,63 +79,69 @@ def layouts(cores: int, batch: int, hosts: int) -> list[tuple[int, int]]:
     return found
 
 
-def changes(way: Way, cores: int, fixed: Sequence[str], allow: Sequence[str], seconds: float) -> Iterator[Change]:
-    """Every change of one factor. `fixed`: keys that the user has stated; `seconds`: the time that there is to try."""
-    recipe, placement = way.recipe, way.placement
-    for factor, keys in _changes(recipe, placement, cores, allow, seconds):
+def changes(
+    way: Way, cores: Sequence[int], fixed: Collection[str], allow: Sequence[str], seconds: float
+) -> Iterator[Change]:
+    """Every change of one factor. `cores`: how many may be used; `fixed`: keys that the user has stated; `seconds`: the time that there is."""
+    for factor, keys, follows in _changes(way.recipe, way.placement, cores, allow, seconds):
         if not any(key in fixed for key in keys):
-            yield factor, keys
+            yield factor, {**{key: value for key, value in follows.items() if key not in fixed}, **keys}
 
 
 def _changes(
-    recipe: Recipe, placement: Placement, cores: int, allow: Sequence[str], seconds: float
-) -> Iterator[Change]:
+    recipe: Recipe, placement: Placement, cores: Sequence[int], allow: Sequence[str], seconds: float
+) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """The factor, what is changed, and what follows from it where nobody has stated it."""
     several, here = placement.ranks > 1, placement.hosts == 1
     now = (placement.ranks, placement.threads)
-    alone = {"backend": "auto", "strategy": "auto", "ddp.bucket_mb": 25.0, "micro_batch": None}
-    for ranks, threads in layouts(cores, recipe.global_batch, 1 if here else placement.hosts):
+    alone: dict[str, Any] = {"backend": "auto", "strategy": "auto", "ddp.bucket_mb": 25.0, "micro_batch": None}
+    hosts = 1 if here else placement.hosts
+    found = dict.fromkeys(each for count in cores for each in layouts(count, recipe.global_batch, hosts))
+    for ranks, threads in found:
         if (ranks, threads) == now:
             continue
         keys = {"ranks": ranks, "threads": threads}
         # One rank has no backend; several that were not tried yet take what usually is fastest.
-        usual = {"backend": "shm" if here else "gloo", "strategy": "ddp"} if ranks > 1 and not several else {}
-        yield "ranks", {**keys, **usual, "micro_batch": None} if ranks > 1 else {**keys, **alone}
-        if usual:
-            yield "ranks", {**keys, **usual, "strategy": "flat", "micro_batch": None}
+        usual = {"backend": "shm" if here else "gloo", "strategy": "ddp"} if not several else {}
+        yield "ranks", keys, {**usual, "micro_batch": None} if ranks > 1 else alone
+        if usual and ranks > 1:
+            yield "ranks", keys, {**usual, "strategy": "flat", "micro_batch": None}
     if not here:
-        one = {"hosts": 1, "emulated": False, "link": None, "rendezvous": None, "launcher": "auto"}
-        yield "hosts", {**one, "ranks": 1, "threads": cores, **alone}
+        one = {"hosts": 1, "emulated": False, "link": None, "rendezvous": None, "ranks": 1}
+        yield "hosts", one, {"threads": max(cores), "launcher": "auto", **alone}
     if several:
         for backend in ("shm", "gloo") if here else ():
             if backend != placement.backend:
-                yield "backend", {"backend": backend}
+                yield "backend", {"backend": backend}, {}
         for strategy in ("ddp", "flat"):
             if strategy != placement.strategy:
-                yield "strategy", {"strategy": strategy}
+                yield "strategy", {"strategy": strategy}, {}
         if placement.strategy == "ddp":
             other = SMALL_BUCKET_MB if placement.ddp.bucket_mb != SMALL_BUCKET_MB else 25.0
-            yield "bucket", {"ddp.bucket_mb": other}
-    yield from _passes(recipe, placement)
+            yield "bucket", {"ddp.bucket_mb": other}, {}
+    for keys in _passes(recipe, placement):
+        yield "passes", keys, {}
     other_layout = "contiguous" if placement.memory_format == "channels_last" else "channels_last"
-    yield "memory_format", {"memory_format": other_layout}
-    yield "fused", {"fused": not recipe.fused}
+    yield "memory_format", {"memory_format": other_layout}, {}
+    yield "fused", {"fused": not recipe.fused}, {}
     if inductor.has_compiler() and (recipe.compile or seconds > 2 * COMPILING_S):
-        yield "compile", {"compile": not recipe.compile}
+        yield "compile", {"compile": not recipe.compile}, {}
     if "precision" in allow:
         for precision in ("fp32", "bf16"):
             if precision != recipe.precision and _works(precision):
-                yield "precision", {"precision": precision}
+                yield "precision", {"precision": precision}, {}
 
 
-def _passes(recipe: Recipe, placement: Placement) -> Iterator[Change]:
+def _passes(recipe: Recipe, placement: Placement) -> Iterator[dict[str, Any]]:
     """Half and a quarter of the samples in a pass, or all of them again."""
-    if recipe.regularize.batch_norm != "off":
-        return  # its statistics are of a pass, so this would be another computation
+    # Statistics of batch norm are of a pass, so this would be another computation; a model of the user's own may have it too.
+    if recipe.regularize.batch_norm != "off" or recipe.model not in CATALOGUE or placement.accumulation:
+        return
     share = recipe.global_batch // placement.ranks
     micro = placement.micro_batch or share
     for passes in (micro // 2, micro // 4, share):
         if passes != micro and passes >= min(SMALLEST_PASS, share) and share % passes == 0:
-            yield "passes", {"micro_batch": None if passes == share else passes}
+            yield {"micro_batch": None if passes == share else passes}
 
 
 def _works(precision: str) -> bool:

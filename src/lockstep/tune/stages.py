@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from lockstep.errors import InputError, RunFailed
 from lockstep.launch import specify
 from lockstep.launch.emulated.link import parse_link
 from lockstep.machine.cores import cores
-from lockstep.placement import Ddp, Placement
+from lockstep.placement import Ddp, Placement, changes_mathematics
 from lockstep.predict.exchange import least_seconds
 from lockstep.recipe import Recipe
 from lockstep.resolve import resolve
@@ -64,21 +64,22 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     images_per_second: float
     default: str
     """The words of what would have run without tuning."""
-    default_ratio: float
-    """What that takes, as a multiple."""
-    default_low: float
-    default_high: float
+    default_ratio: float | None
+    """What that takes, as a multiple; None if it did not run."""
+    default_low: float | None
+    default_high: float | None
+    one_host: bool
+    """Several hosts were asked about, and one is better."""
     otherwise: list[Otherwise]
     races: list[str]
     """Their folders, one for each stage."""
     seconds: float
-    started: int
 
 
 def search(
     recipe: Recipe,
     placement: Placement,
-    stated: Sequence[str],
+    stated: Collection[str],
     budget_s: float,
     cost: Cost = "seconds",
     allow: Sequence[str] = (),
@@ -96,7 +97,7 @@ class _Search:
         self,
         recipe: Recipe,
         placement: Placement,
-        stated: Sequence[str],
+        stated: Collection[str],
         budget_s: float,
         cost: Cost,
         allow: Sequence[str],
@@ -106,20 +107,27 @@ class _Search:
         changed: Callable[[Knockout], None],
     ) -> None:
         self._begin, self._budget_s = time.monotonic(), budget_s
-        self._stated, self._cost, self._allow = stated, cost, allow
+        # Of several hosts the question is whether they pay: so what was said about them may change.
+        about_hosts = {"hosts", "emulated", "ranks", "link", "rendezvous"} if placement.hosts > 1 else set()
+        self._stated, self._cost, self._allow = set(stated) - about_hosts, cost, allow
         self._runs, self._data_root, self._tell, self._changed = runs, data_root, tell, changed
-        self._cores = cores()
+        # Whoever pays by the core may want fewer of them.
+        most = cores()
+        self._cores = (
+            [most]
+            if cost == "seconds"
+            else [2**power for power in range(most.bit_length()) if 2**power < most] + [most]
+        )
         self._first = self._center = _first_way(recipe, placement)
         self._winner = self._first
         self._winner_s = math.inf
         """Seconds of its step."""
-        self._default = Standing("", 1.0, 1.0, 1.0, 0)
-        """What would have run without tuning, beside the winner."""
+        self._default: Standing | None = Standing("", 1.0, 1.0, 1.0, 0)
+        """What would have run without tuning, beside the winner; None if it does not run."""
         self._tried: dict[str, Otherwise] = {}
         """By their words: changes of one factor, as they were measured last."""
         self._unfit: dict[str, Otherwise] = {}
         self._races: list[str] = []
-        self._started = 0
 
     @property
     def _left(self) -> float:
@@ -141,13 +149,13 @@ class _Search:
             step_seconds=self._winner_s,
             images_per_second=self._winner.recipe.global_batch / self._winner_s,
             default=" ".join(self._first.words()),
-            default_ratio=self._default.ratio,
-            default_low=self._default.low,
-            default_high=self._default.high,
+            default_ratio=self._default.ratio if self._default else None,
+            default_low=self._default.low if self._default else None,
+            default_high=self._default.high if self._default else None,
+            one_host=self._winner.placement.hosts == 1 < self._first.placement.hosts,
             otherwise=[*sorted(self._tried.values(), key=lambda one: -(one.ratio or 0)), *self._unfit.values()],
             races=self._races,
             seconds=taken,
-            started=self._started,
         )
 
     def _contenders(self) -> dict[str, tuple[Change, Way]]:
@@ -180,6 +188,9 @@ class _Search:
             self._specify(way)
         except InputError as error:
             return str(error)
+        other = changes_mathematics(way.placement, way.recipe)
+        if other and other != changes_mathematics(self._first.placement, self._first.recipe):
+            return f"it changes the mathematics: {other}"
         link = parse_link(way.placement.link)
         size = models.trained_size(way.recipe) if way.placement.hosts > 1 else None
         least = least_seconds(float(size[1]), way.placement.hosts, link) if size else 0.0
@@ -214,7 +225,6 @@ class _Search:
             over = True
         finally:
             folder.write(state_of(race, record, over))
-        self._started += sum(way.placement.ranks for _, way in contenders.values()) * race.starts
         return self._judge(race, contenders)
 
     def _judge(self, race: Knockout, contenders: dict[str, tuple[Change, Way]]) -> bool:
@@ -231,6 +241,8 @@ class _Search:
         best = next(name for name in (default, center, standings[0].name) if name in own and own[name].ratio < AS_GOOD)
         if default in own:
             self._default = race.compare(default, best)
+        elif default in race.failures:
+            self._default = None
         walls = [w.wall / w.steps for w in race.windows if w.contender == best]
         self._winner, self._winner_s = contenders[best][1], statistics.median(walls)
         if center not in own:

@@ -81,15 +81,14 @@ class Knockout(Race):
 
     def standings(self) -> list[Standing]:
         """Whoever took windows, the best first."""
-        first = next((c.name for c in self.contenders if any(w.contender == c.name for w in self.windows)), None)
-        if first is None:
-            return []
         names = list(dict.fromkeys(window.contender for window in self.windows))
         names = [name for name in names if name not in self.failures]
-        # Ratios to one that was in every round give the order; then each is compared with the best, in the rounds that both were in.
-        rough = {name: self._shift(name, first)[0] for name in names}
+        if not names:
+            return []
+        # Those in the race were in the same rounds, so their ratios to any one of them give the order. Then each is compared with the best, in
+        # the rounds that both were in.
         in_race = [name for name in names if name not in self.out] or names
-        best = min(in_race, key=lambda name: rough[name])
+        best = min(in_race, key=lambda name: self._shift(name, in_race[0])[0])
         found = [self.compare(name, best) for name in names]
         return sorted(found, key=lambda each: (each.name != best, each.ratio))
 
@@ -110,4 +109,6 @@ class Knockout(Race):
         means = [estimate.middle_mean(rounds) for rounds in by_start]
         rounds = [rounds for rounds in by_start if len(rounds) > 1]
         noise = statistics.fmean(statistics.variance(each) / len(each) for each in rounds) if rounds else 0.0
-        return weight + statistics.fmean(means), math.sqrt((START_SPREAD**2 + noise) / len(means)), len(means)
+        # Two starts may be alike by chance, and some machines differ more than most.
+        spread = max(START_SPREAD, statistics.stdev(means)) if len(means) > 1 else START_SPREAD
+        return weight + statistics.fmean(means), math.sqrt((spread**2 + noise) / len(means)), len(means)

@@ -186,6 +186,10 @@ class Ranks:
             self._lines.close()
         self._lines = self._thread = None
         if self._run is not None and self._problem is None:
-            self._ended(self._run)
+            try:
+                self._ended(self._run)
+            except LockstepError as error:  # others have still to be ended
+                self._problem = error
+        if self._run is not None and self._problem is None:
             shutil.rmtree(self._run.folder, ignore_errors=True)
         self._run = None

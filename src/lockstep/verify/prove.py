@@ -93,7 +93,10 @@ def placements(recipe: Recipe, placement: Placement) -> dict[str, Placement]:
     together = replace(placement, micro_batch=None, accumulation=None)
     if placement.shares == "auto":
         # What shares come to depends on the moment, and two runs would not have the same bits. These are as unequal as any.
-        together = replace(together, shares=[ranks + 1, *range(ranks, 1, -1)])
+        each = recipe.global_batch // ranks
+        together = replace(
+            together, shares=[each + each // 2 if rank % 2 == 0 else each - each // 2 for rank in range(ranks)]
+        )
     found = {ALONE: alone, f"{ranks} ranks": together}
     share = recipe.global_batch // ranks
     stated = placement.accumulation or (share // placement.micro_batch if placement.micro_batch else 0)

@@ -1,0 +1,141 @@
+"""What `lockstep tune` loses against trying everything: in each cell (model x link x cores) it chooses, and then all ways race, the chosen one among them.
+
+Regret is the time that the chosen way takes for a sample beyond what the fastest one takes, both from the same rounds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks import ours, stats
+from benchmarks.record import Measurement, Section
+from benchmarks.settings import Settings
+from lockstep.launch.emulated import network
+from lockstep.predict.check import seconds
+from lockstep.predict.held import NETS
+from lockstep.settings import load
+from lockstep.turns import Ranks
+from lockstep.turns.survey import Survey
+
+SURVEY_S, ROUNDS, STARTS = 40.0, 8, 2
+GOAL, OF = 0.03, 0.9
+MODELS: dict[str, tuple[tuple[str, ...], str]] = {
+    "mnist-convnet, batch 32": (("model=mnist-convnet", "data=embedded", "global_batch=32"), "60s"),
+    "mnist-convnet, batch 256": (("model=mnist-convnet", "data=embedded", "global_batch=256"), "60s"),
+    "resnet, batch 64": ((f"model={NETS}:resnet", "data=embedded-color", "global_batch=64"), "90s"),
+    "transformer, batch 64": ((f"model={NETS}:Transformer", "data=embedded", "global_batch=64"), "60s"),
+    "cifar-vgg, batch 32": (("model=cifar-vgg", "data=embedded-color", "global_batch=32"), "300s"),
+}
+LINKS = ("", "1gbit,0.5ms", "100mbit,5ms")
+
+
+class Cell(NamedTuple):
+    model: str
+    link: str
+    cores: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}, {self.link or 'one host'}, {'one core' if self.cores == 1 else f'{self.cores} cores'}"
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        hosts = ("hosts=emulated:2", "ranks=2", f"link={self.link}") if self.link else ()
+        return (*MODELS[self.model][0], "test_limit=100", *hosts)
+
+
+def measure(settings: Settings) -> Section:
+    title = "What `lockstep tune` chose, beside the fastest of all ways"
+    section = Section("tune", title, "sample", "milliseconds", [])
+    links = LINKS if network.problem() is None else LINKS[:1]
+    cores = sorted({1, len(os.sched_getaffinity(0))})
+    cells = [Cell(*each) for each in itertools.product(MODELS, links, cores)]
+    cells = cells[:1] if settings.quick else cells
+    regrets = []
+    for number, cell in enumerate(cells, 1):
+        began = time.perf_counter()
+        regret, text = _tried(cell, section, number)
+        regrets.append(regret)
+        section.notes.append(f"{cell.name}: {text}.")
+        took = time.perf_counter() - began
+        print(f"[tune] {number}/{len(cells)}: {cell.name}: {text} ({took:.0f} s)", file=sys.stderr, flush=True)
+    good = sum(regret <= GOAL for regret in regrets)
+    section.notes.insert(
+        0,
+        f"Within {GOAL:.0%} of the fastest in {good} of {len(regrets)} cells (goal {OF:.0%}: {'met' if good >= OF * len(regrets) else 'missed'}); "
+        f"median regret {stats.median(regrets):.1%}, worst {max(regrets):.1%}.",
+    )
+    return section
+
+
+def _tried(cell: Cell, section: Section, number: int) -> tuple[float, str]:
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(allowed)[: cell.cores])  # what is started from here has no more
+    try:
+        with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as folder:
+            begin = time.perf_counter()
+            budget = MODELS[cell.model][1]
+            argv = [ours.executable(), "tune", *cell.words, "--budget", budget, "--runs", folder, "--json"]
+            found = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
+            took = time.perf_counter() - begin
+            chosen = tuple(shlex.split(found["command"])[2:])
+            ways = {" ".join(words): (*cell.words, *words) for words in _everything(cell)}
+            return _race(section, number, cell, chosen, ways, Path(folder), took)
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def _race(
+    section: Section,
+    number: int,
+    cell: Cell,
+    chosen: tuple[str, ...],
+    ways: dict[str, tuple[str, ...]],
+    folder: Path,
+    took: float,
+) -> tuple[float, str]:
+    mine = "chosen"
+    racing = [
+        Ranks(name, *load([], words), folder / "all" / str(place))
+        for place, (name, words) in enumerate({mine: chosen, **ways}.items())
+    ]
+    survey = Survey(racing, SURVEY_S, ROUNDS, STARTS)
+    survey.run()
+    batch = int(load([], cell.words)[0].global_batch)
+    found = {each.name: seconds(survey.of(each.name)) for each in racing if survey.of(each.name)}
+    best = min(found, key=lambda name: found[name])
+    for name in (mine, best):
+        order = len(section.measurements) + 1
+        label = f"{cell.name}, {'chosen' if name == mine else 'fastest'}"
+        section.measurements.append(Measurement(order, number, label, batch, found[name], 0.0))
+    regret = found[mine] / found[best] - 1
+    fastest = "it" if best == mine else best
+    said = " ".join(word for word in chosen if word not in cell.words)
+    return regret, f"chose {said} in {took:.0f} s; {fastest} is the fastest of {len(found)}, regret {regret:.1%}"
+
+
+def _everything(cell: Cell) -> Iterator[tuple[str, ...]]:
+    """Places x kernels x layout x passes."""
+    here = ("hosts=1", "link=none") if cell.link else ()
+    places = [(*here, "ranks=1", f"threads={cell.cores}")]
+    if cell.cores > 1:
+        for backend, strategy in itertools.product(("shm", "gloo"), ("ddp", "flat")):
+            places.append(
+                (*here, "ranks=2", f"threads={cell.cores // 2}", f"backend={backend}", f"strategy={strategy}")
+            )
+    if cell.link:
+        places += [("ranks=2", f"strategy={strategy}") for strategy in ("ddp", "flat")]
+    for place, fused, layout in itertools.product(places, ("true", "false"), ("channels_last", "contiguous")):
+        yield (*place, f"fused={fused}", f"memory_format={layout}")
+    for place in places:
+        yield (*place, "fused=true", "accumulation=2")
