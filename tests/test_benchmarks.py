@@ -215,6 +215,8 @@ def test_default_runs_everything_and_is_no_trial() -> None:
         "exchange",
         "techniques",
         "turns",
+        "shares",
+        "tune",
         "loader",
         "slow-link",
         "listing",

@@ -79,7 +79,7 @@ def train(rank: Rank, folder: Path, strategy: str) -> dict[str, Any]:
     precision = Precision(RECIPE, CPU)
 
     def tested(candidate: nn.Module) -> Evaluation:
-        return evaluate(candidate, test, TEST, 100, rank, precision)
+        return evaluate(candidate, test, TEST, share_of(TEST, rank.rank, rank.world), 100, precision)
 
     return {
         "own_ranges": own_ranges,
