@@ -40,8 +40,8 @@ from lockstep.ways import MOST_ROUNDS, read
 
 Tell = Callable[[str], None]
 
-FORMAT = 3
-"""2: what was held out ran after the fit, on a machine that may have changed its speed; 1: errors were averaged with their signs."""
+FORMAT = 4
+"""3: repeats of a placement were counted as others; 2: what was held out ran after the fit, on a machine that may have changed its speed; 1: errors were averaged with their signs."""
 FILE = "check.json"
 SURVEY_S, ROUNDS, STARTS = 40.0, 8, 3
 FIT, DETOUR, CROWDED = "fit", "next to no link", "crowded"
