@@ -73,7 +73,7 @@ def test_shares_that_cannot_be(placement: Placement, words: str) -> None:
     ("words", "said"),
     [
         (("shares=[0,1]",), "shares"),
-        (("shares=half",), "shares"),
+        (("shares=half",), "shares=half: expected auto, or a list such as [3,1]"),
         (("shares=auto", "compile=true"), "shares=auto does not go with compile=true"),
         (("shares=auto", "strategy=fsdp"), "shares=auto does not go with strategy=fsdp"),
         (("shares=[3,1]", "strategy=local-sgd"), "shares does not go with strategy=local-sgd"),

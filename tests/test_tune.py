@@ -275,6 +275,7 @@ def test_the_command_for_real(cli: Cli) -> None:
         (("launcher=slurm",), "tune within an allocation"),
         (("--cost", "euros"), "'euros' is not one of"),
         (("global_batch=0",), "global_batch"),
+        (("train.py",), "train.py has a loop of its own: race its ways yourself"),
         (("model=no-such",), "no such model"),
     ],
 )

@@ -10,7 +10,8 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
@@ -254,13 +255,25 @@ def reword(message: str, tree: Tree) -> str:
     )
     text = text[:1].lower() + text[1:]
     if text.startswith("invalid enum value"):
-        text = f"expected one of {', '.join(_choices(key))}"
+        text = f"expected {_forms(key)}"
     return f"{key}: {text}" if "[" in key else f"{key}={value}: {text}"  # within a list, the value is not looked up
 
 
 def _choices(key: str) -> list[str]:
-    """The values a Literal key takes, from the struct that owns it."""
+    """The values a Literal key takes."""
+    return sorted(value for hint in _hints(key) if get_origin(hint) is Literal for value in get_args(hint))
+
+
+def _forms(key: str) -> str:
+    """What a key takes, in words: its choices, and a list where that is possible too."""
+    choices = ", ".join(_choices(key))
+    is_list = any(get_origin(hint) is list for hint in _hints(key))
+    return f"{choices}, or a list such as [3,1]" if is_list else f"one of {choices}"
+
+
+def _hints(key: str) -> list[Any]:
+    """The types a key may have, from the struct that owns it."""
     table, _, inner = key.rpartition(".")
     owner = _OWNERS.get(table) or (Recipe if key in _RECIPE_KEYS else Placement)
-    hints = [field.type for field in msgspec.structs.fields(owner) if field.name == inner]
-    return sorted(value for hint in hints if get_origin(hint) is Literal for value in get_args(hint))
+    found = [field.type for field in msgspec.structs.fields(owner) if field.name == inner]
+    return [part for hint in found for part in (get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,))]

@@ -51,7 +51,7 @@ def command(
     import msgspec
 
     from lockstep.errors import InputError, RunCancelled
-    from lockstep.report.terminal import draw
+    from lockstep.report.terminal import draw_findings, draw_table
     from lockstep.report.tune import command_line, tune_part
     from lockstep.settings import changed
     from lockstep.tune import search
@@ -60,6 +60,10 @@ def command(
     if budget < LEAST_STAGE_S:
         raise InputError(
             f"tune: --budget {budget:g}s is too short to start and race anything: give it {LEAST_STAGE_S:g}s or more"
+        )
+    if script := next((word for word in words if word.endswith(".py") and "=" not in word), None):
+        raise InputError(
+            f"tune: {script} has a loop of its own: race its ways yourself, lockstep race '{script} ranks=1' '{script} ranks=2'"
         )
     recipe, placement = read_words(words)
     if placement.launcher == "slurm":
@@ -77,7 +81,14 @@ def command(
     if as_json:
         print_json({**msgspec.to_builtins(found), "command": line})
     else:
-        draw(tune_part(found, line, cost), console())
+        part = tune_part(found, line, cost)
+        draw_findings(part.headlines, console())
+        if part.table and part.table.rows:
+            console().print()
+            draw_table(part.table, console())
+            note(part.table.says)
+        for text in part.notes:
+            note(text)
 
 
 class Live:
