@@ -297,6 +297,5 @@ def _name(way: Way) -> str:
 
 def _written(keys: Mapping[str, Any]) -> str:
     """What a change is called: without what merely follows from it."""
-    shown = {key: value for key, value in keys.items() if value not in (None, False, "auto", Ddp().bucket_mb)}
-    shown = shown or keys
-    return " ".join(f"{key}={'none' if value is None else written(value)}" for key, value in shown.items())
+    told = [(key, value) for key, value in keys.items() if value not in (None, False, "auto", Ddp().bucket_mb)]
+    return " ".join(f"{key}={'none' if value is None else written(value)}" for key, value in told or keys.items())
