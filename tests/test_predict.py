@@ -22,10 +22,11 @@ from lockstep.errors import InputError
 from lockstep.launch.emulated.link import Link, parse_link
 from lockstep.machine.cores import cores
 from lockstep.placement import Placement
-from lockstep.predict import check, fit, measure
+from lockstep.predict import check, fit, measure, score
 from lockstep.predict.compute import Compute, Point, at
 from lockstep.predict.exchange import Cluster, Software, all_reduce, hierarchical, ring, tree
 from lockstep.predict.fit import Fit, Measured
+from lockstep.predict.held import COMMON, GROUPS, Held
 from lockstep.predict.here import here
 from lockstep.predict.interval import spread
 from lockstep.predict.messages import Gradient, Message, buckets, exposed, messages
@@ -407,62 +408,62 @@ def test_batches_to_measure() -> None:
 # ---------------------------------------------------------------- the check
 
 
-def tried(*errors: float) -> list[check.Tried]:
+def tried(*errors: float) -> list[score.Tried]:
     """Of one recipe each."""
-    held = check.Held("batch", ("ranks=1", "global_batch=8"))
-    return [check.Tried(str(number), held, 1.0, 1.0 + error) for number, error in enumerate(errors)]
+    held = Held("batch", ("ranks=1", "global_batch=8"))
+    return [score.Tried(str(number), held, 1.0, 1.0 + error) for number, error in enumerate(errors)]
 
 
 def test_errors_are_summed_up_with_their_worst() -> None:
-    found = check.summary(tried(0.03, -0.04, 0.05))
+    found = score.summary(tried(0.03, -0.04, 0.05))
     assert found["median_error"] == pytest.approx(0.04)
     assert found["worst_error"] == pytest.approx(0.05)
     assert (found["lowest"], found["highest"]) == (pytest.approx(-0.04), pytest.approx(0.05))
     assert found["goal_met"]
-    assert not check.summary(tried(0.01, 0.2, 0.01))["goal_met"], "one of three is more than one of ten"
+    assert not score.summary(tried(0.01, 0.2, 0.01))["goal_met"], "one of three is more than one of ten"
 
 
 def test_each_prediction_is_judged_by_itself() -> None:
     """Off by +20 % and then by -20 %: that is 20 %, not nothing."""
-    assert check.summary(tried(0.2, -0.2))["median_error"] == pytest.approx(0.2)
-    kinds = check.by_kind(tried(0.2, -0.2))
+    assert score.summary(tried(0.2, -0.2))["median_error"] == pytest.approx(0.2)
+    kinds = score.by_kind(tried(0.2, -0.2))
     assert kinds["batch"]["mean_signed"] == pytest.approx(0.0)
     assert kinds["batch"]["median_error"] == pytest.approx(0.2)
 
 
 def test_the_order_of_placements_is_judged_by_time_a_sample_and_within_one_recipe() -> None:
-    held = [check.Held("batch", ("ranks=1", f"global_batch={batch}")) for batch in (8, 16, 32)]
+    held = [Held("batch", ("ranks=1", f"global_batch={batch}")) for batch in (8, 16, 32)]
     cases = [
-        check.Tried("one", held[0], 1.0, 1.0),
-        check.Tried("one", held[1], 1.5, 1.4),  # less time a sample, as predicted
-        check.Tried("one", held[2], 5.0, 2.5),  # predicted to take more, takes less: wrong beside both others
-        check.Tried("two", held[0], 9.0, 1.0),  # of another recipe: not compared
+        score.Tried("one", held[0], 1.0, 1.0),
+        score.Tried("one", held[1], 1.5, 1.4),  # less time a sample, as predicted
+        score.Tried("one", held[2], 5.0, 2.5),  # predicted to take more, takes less: wrong beside both others
+        score.Tried("two", held[0], 9.0, 1.0),  # of another recipe: not compared
     ]
-    assert check.ranking(cases) == pytest.approx(1 / 3)
-    assert check.ranking(cases[:1]) is None
+    assert score.ranking(cases) == pytest.approx(1 / 3)
+    assert score.ranking(cases[:1]) is None
 
 
 def test_intervals_from_the_other_errors_hold_as_often_as_they_say() -> None:
     rng = random.Random(3)
-    held = [check.Held("batch", ("ranks=1", f"global_batch={batch}")) for batch in range(1, 401)]
-    cases = [check.Tried(str(n), each, 1.0, math.exp(rng.gauss(0.02, 0.05))) for n, each in enumerate(held)]
-    assert check.coverage(cases, 0.9) == pytest.approx(0.9, abs=0.04)
-    assert check.coverage(cases, 0.5) == pytest.approx(0.5, abs=0.06)
-    assert check.coverage(cases[:2], 0.9) is None, "one error says nothing about another"
+    held = [Held("batch", ("ranks=1", f"global_batch={batch}")) for batch in range(1, 401)]
+    cases = [score.Tried(str(n), each, 1.0, math.exp(rng.gauss(0.02, 0.05))) for n, each in enumerate(held)]
+    assert score.coverage(cases, 0.9) == pytest.approx(0.9, abs=0.04)
+    assert score.coverage(cases, 0.5) == pytest.approx(0.5, abs=0.06)
+    assert score.coverage(cases[:2], 0.9) is None, "one error says nothing about another"
     same_fit = [each._replace(group="one") for each in cases]
-    assert check.coverage(same_fit, 0.9) is None, "errors of one fit are alike, and say nothing about another fit"
+    assert score.coverage(same_fit, 0.9) is None, "errors of one fit are alike, and say nothing about another fit"
 
 
 def test_no_held_out_placement_is_one_that_was_fitted() -> None:
     """A fit measures its own batch and its double with all ranks, and single batches with one."""
     from lockstep.settings import load
 
-    held = [(group, each) for group in check.GROUPS for each in group.held]
+    held = [(group, each) for group in GROUPS for each in group.held]
     assert len(held) >= 40
     assert len(set(held)) == len(held)
     for group, each in held:
-        recipe, placement = load([], [*check.COMMON, *group.fit, *each.words])
-        fitted, _ = load([], [*check.COMMON, *group.fit])
+        recipe, placement = load([], [*COMMON, *group.fit, *each.words])
+        fitted, _ = load([], [*COMMON, *group.fit])
         own, others = measure.grid(fitted.global_batch, 2, 1e9)
         share = recipe.global_batch // placement.ranks
         alike = placement.ranks <= 2 and not placement.accumulation and not placement.emulated
@@ -514,18 +515,18 @@ def test_predictions_from_a_fit_need_no_torch(ready: Cli) -> None:
 
 
 def test_every_prediction_comes_with_what_the_model_earned(ready: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = [check.Held("ranks", ("ranks=2", f"global_batch={batch}")) for batch in (8, 16, 24, 32)]
-    held += [check.Held("hosts", ("ranks=4", f"global_batch={batch}")) for batch in (8, 16, 24)]
+    held = [Held("ranks", ("ranks=2", f"global_batch={batch}")) for batch in (8, 16, 24, 32)]
+    held += [Held("hosts", ("ranks=4", f"global_batch={batch}")) for batch in (8, 16, 24)]
     cases = [
-        check.Tried("one", each, 1.0, 1.0 + error)
+        score.Tried("one", each, 1.0, 1.0 + error)
         for each, error in zip(held, (0.02, -0.03, 0.08, 0.01, 0.1, -0.1, 0.1), strict=True)
     ]
     kept = {
         "format": check.FORMAT,
         "time": time.time(),
         "quick": True,
-        "kinds": check.by_kind(cases),
-        **check.summary(cases),
+        "kinds": score.by_kind(cases),
+        **score.summary(cases),
     }
     (ready.folder / "cache" / "predict" / store.fingerprint() / "check.json").write_text(json.dumps(kept))
     result = ready("predict", *WORDS, "--ranks", "2,4,1024", "--batch", "1024", "--json")

@@ -10,6 +10,7 @@ from lockstep.backends.costs import store
 from lockstep.launch import prepare
 from lockstep.predict import check, document, measure
 from lockstep.predict import fit as fits
+from lockstep.predict.held import QUICK
 from lockstep.predict.here import here
 from lockstep.predict.model import Case, predict
 from lockstep.predict.scaling import table
@@ -71,7 +72,7 @@ def test_a_run_without_a_fit_says_how_to_get_one(cli: Cli) -> None:
 def test_a_survey_fits_and_measures_in_the_same_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """How near predictions come is for 'predict --check' to say; here, that both were measured and are of one kind."""
     monkeypatch.setattr(check, "ROUNDS", 4)
-    group = check.QUICK[0]._replace(held=check.QUICK[0].held[:2])
+    group = QUICK[0]._replace(held=QUICK[0].held[:2])
     made, found, failed = check._survey(group, tmp_path, lambda text: None)
     assert failed == []
     assert [each.held for each in found] == list(group.held)

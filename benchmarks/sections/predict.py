@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks.record import Measurement, Section, compare
 from benchmarks.settings import Settings
 from lockstep.predict import check
+from lockstep.predict.score import sentence
 
 MOST_REPEATS = 2
 
@@ -31,7 +32,7 @@ def measure(settings: Settings) -> Section:
     for name, same in cases.items():
         _add(section, name, same)
     section.notes += [
-        f"{check.sentence(found)}.",
+        f"{sentence(found)}.",
         "An error is (measured - predicted) / predicted, of each prediction by itself.",
     ]
     section.notes += [

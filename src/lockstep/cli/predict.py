@@ -213,6 +213,7 @@ def _ms(milliseconds: float) -> str:
 
 def _check(quick: bool, as_json: bool) -> None:
     from lockstep.predict import check
+    from lockstep.predict.score import sentence
 
     found = check.run(quick, note)
     if as_json:
@@ -245,4 +246,4 @@ def _check(quick: bool, as_json: bool) -> None:
         out.print(f"Links were left out: {found['left_out']}", soft_wrap=True)
     for text in found["failed"]:
         out.print(f"Not measured: {text}", soft_wrap=True)
-    out.print(f"{check.sentence(found)}.", soft_wrap=True)
+    out.print(f"{sentence(found)}.", soft_wrap=True)

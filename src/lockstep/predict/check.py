@@ -12,10 +12,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
-import numpy as np
 
 from lockstep.backends.costs import store
 from lockstep.errors import InputError, RunFailed
@@ -27,10 +26,11 @@ from lockstep.placement import Placement, ranks_per_host
 from lockstep.plan import Plan
 from lockstep.predict import measure
 from lockstep.predict.fit import Fit, folder, save
-from lockstep.predict.held import COMMON, CROWDED_SAMPLES, GROUPS, NEXT_TO_NO_LINK, QUICK, Group, Held
+from lockstep.predict.held import COMMON, CROWDED_SAMPLES, GROUPS, NEXT_TO_NO_LINK, QUICK, Group
 from lockstep.predict.here import here
-from lockstep.predict.interval import LIKELY, NEARLY_SURE, interval, kind_of, spread
+from lockstep.predict.interval import kind_of
 from lockstep.predict.model import Case, predict, sent
+from lockstep.predict.score import Tried, by_kind, ranks_of, summary
 from lockstep.run import Options, Run, read_json, write_atomic
 from lockstep.settings import load
 from lockstep.turns import Ranks
@@ -41,26 +41,11 @@ from lockstep.ways import MOST_ROUNDS, read
 Tell = Callable[[str], None]
 
 FORMAT = 4
-"""3: repeats of a placement were counted as others; 2: what was held out ran after the fit, on a machine that may have changed its speed; 1: errors were averaged with their signs."""
+"""3: repeats of a placement were counted as others. 2: what was held out ran after the fit, on a machine that may have changed its speed.
+1: errors were averaged with their signs."""
 FILE = "check.json"
 SURVEY_S, ROUNDS, STARTS = 40.0, 8, 3
 FIT, DETOUR, CROWDED = "fit", "next to no link", "crowded"
-GOAL_HELD = (0.85, 0.95)
-GOAL_MEDIAN, GOAL_NINE_OF_TEN, GOAL_RANKED, APART = 0.05, 0.12, 0.95, 0.05
-
-
-class Tried(NamedTuple):
-    """A held-out placement: what was predicted, and what was measured in the same rounds."""
-
-    group: str
-    held: Held
-    predicted: float
-    measured: float
-    repeat: int = 0
-
-    @property
-    def error(self) -> float:
-        return self.measured / self.predicted - 1
 
 
 def run(quick: bool, tell: Tell, where: Path | None = None, repeats: int = 2) -> dict[str, Any]:
@@ -96,7 +81,7 @@ def run(quick: bool, tell: Tell, where: Path | None = None, repeats: int = 2) ->
         "kinds": by_kind(tried),
         "left_out": left_out,
         "failed": failed,
-        "most_ranks": max(_ranks(each.held) for each in tried),
+        "most_ranks": max(ranks_of(each.held) for each in tried),
         **summary(tried),
     }
     path, before = (where or folder()) / FILE, known(where)
@@ -176,105 +161,10 @@ def possible(groups: Iterable[Group]) -> tuple[list[Group], str | None]:
     return [group for group in kept if group.held], reason
 
 
-def summary(tried: Sequence[Tried]) -> dict[str, Any]:
-    """Of relative errors, (measured - predicted) / predicted, each of a single prediction: that is what a user gets."""
-    errors = [each.error for each in tried]
-    sizes = [abs(error) for error in errors]
-    median, nine = statistics.median(sizes), float(np.quantile(sizes, 0.9))
-    ranked, held = ranking(tried), coverage(tried, NEARLY_SURE)
-    half = 0.5 / len(tried)  # a share of so many is no finer
-    return {
-        "n": len(errors),
-        "median_error": median,
-        "ninth_decile": nine,
-        "worst_error": max(sizes),
-        "lowest": min(errors),
-        "highest": max(errors),
-        "ranked": ranked,
-        "half_held": coverage(tried, LIKELY),
-        "nine_of_ten_held": held,
-        "goal_met": median <= GOAL_MEDIAN
-        and nine <= GOAL_NINE_OF_TEN
-        and (ranked is None or ranked >= GOAL_RANKED)
-        and (held is None or GOAL_HELD[0] - half <= held <= GOAL_HELD[1] + half),
-    }
-
-
-def coverage(tried: Sequence[Tried], level: float) -> float | None:
-    """How often an interval holds that comes from the errors of all other fits: errors of one fit are alike."""
-    inside = []
-    for each in tried:
-        others = by_kind([other for other in tried if other.group != each.group])
-        found = interval(each.predicted, each.held.kind, _ranks(each.held), others, level)
-        if found:
-            inside.append(found.low <= each.measured <= found.high)
-    return statistics.fmean(inside) if inside else None
-
-
-def ranking(tried: Sequence[Tried]) -> float | None:
-    """Of two placements of one recipe that differ by more than 5 % in time a sample: how often the faster one was predicted to be."""
-    right = total = 0
-    for one, other in itertools.combinations(tried, 2):
-        if (one.group, one.repeat) != (other.group, other.repeat):
-            continue
-        measured = (one.measured / _batch(one.held)) / (other.measured / _batch(other.held))
-        predicted = (one.predicted / _batch(one.held)) / (other.predicted / _batch(other.held))
-        if abs(measured - 1) > APART:
-            total += 1
-            right += (measured > 1) == (predicted > 1)
-    return right / total if total else None
-
-
-def by_kind(tried: Sequence[Tried]) -> dict[str, dict[str, Any]]:
-    kinds = dict.fromkeys(each.held.kind for each in tried)
-    return {
-        kind: {
-            "n": len(errors),
-            "placements": placements,
-            "median_error": statistics.median(map(abs, errors)),
-            "worst_error": max(map(abs, errors)),
-            "mean_signed": statistics.fmean(errors),
-            "spread": spread(errors, [each.error for each in tried], placements),
-            "most_ranks": max(_ranks(each.held) for each in tried if each.held.kind == kind),
-        }
-        for kind in kinds
-        if (errors := [each.error for each in tried if each.held.kind == kind])
-        and (placements := len({(each.group, each.held) for each in tried if each.held.kind == kind}))
-    }
-
-
-def sentence(found: dict[str, Any]) -> str:
-    """What a check came to."""
-    ranked = (
-        f"; of pairs that differ by more than {APART:.0%}, {found['ranked']:.0%} are in the right order"
-        if found["ranked"] is not None
-        else ""
-    )
-    if found["nine_of_ten_held"] is not None:
-        ranked += f"; 90 % intervals from the other fits' errors hold in {found['nine_of_ten_held']:.0%}"
-    return (
-        f"{found['n']} single predictions were off by {found['median_error']:.1%} in the median, nine of ten by at most "
-        f"{found['ninth_decile']:.1%}, the worst by {found['worst_error']:.1%}{ranked} (goal {GOAL_MEDIAN:.0%}, {GOAL_NINE_OF_TEN:.0%}, "
-        f"{GOAL_RANKED:.0%} and 85 to 95 %: {'met' if found['goal_met'] else 'missed'})"
-    )
-
-
 def known(where: Path | None = None) -> dict[str, Any] | None:
     """The newest check of this machine; None if there is none."""
     content = read_json((where or folder()) / FILE)
     return content if content and content.get("format") == FORMAT else None
-
-
-def _ranks(held: Held) -> int:
-    return _number(held, "ranks")
-
-
-def _batch(held: Held) -> int:
-    return _number(held, "global_batch")
-
-
-def _number(held: Held, key: str) -> int:
-    return next(int(word.partition("=")[2]) for word in held.words if word.startswith(f"{key}="))
 
 
 def _about(name: str, fit: Fit) -> dict[str, Any]:

@@ -44,6 +44,20 @@ RESNET = (f"model={NETS}:resnet", "data=embedded-color", "ranks=2", "global_batc
 TRANSFORMER = (f"model={NETS}:Transformer", "data=embedded", "ranks=2", "global_batch=128")
 LOCAL = "strategy=local-sgd"
 
+
+def _of_another_net(larger: int) -> tuple[Held, ...]:
+    """One of each kind, and a batch that is larger than what was fitted."""
+    return (
+        Held("batch", _ranks(1, 24)),
+        Held("ranks", _ranks(2, 48)),
+        Held("ranks", _ranks(2, larger)),
+        Held("accumulation", _ranks(2, 96, "accumulation=2")),
+        Held("local SGD", _ranks(2, 48, LOCAL, "local_sgd.every=4")),
+        Held("crowded", _ranks(4, 96)),
+        Held("link", _link(2, "100mbit,2ms", 48)),
+    )
+
+
 GROUPS = (
     Group(
         "mnist-convnet, gloo",
@@ -98,32 +112,8 @@ GROUPS = (
             Held("link", _link(2, "200mbit,1ms", 32)),
         ),
     ),
-    Group(
-        "resnet, gloo",
-        (*RESNET, "backend=gloo"),
-        (
-            Held("batch", _ranks(1, 24)),
-            Held("ranks", _ranks(2, 48)),
-            Held("ranks", _ranks(2, 160)),
-            Held("accumulation", _ranks(2, 96, "accumulation=2")),
-            Held("local SGD", _ranks(2, 48, LOCAL, "local_sgd.every=4")),
-            Held("crowded", _ranks(4, 96)),
-            Held("link", _link(2, "100mbit,2ms", 48)),
-        ),
-    ),
-    Group(
-        "transformer, gloo",
-        (*TRANSFORMER, "backend=gloo"),
-        (
-            Held("batch", _ranks(1, 24)),
-            Held("ranks", _ranks(2, 48)),
-            Held("ranks", _ranks(2, 192)),
-            Held("accumulation", _ranks(2, 96, "accumulation=2")),
-            Held("local SGD", _ranks(2, 48, LOCAL, "local_sgd.every=4")),
-            Held("crowded", _ranks(4, 96)),
-            Held("link", _link(2, "100mbit,2ms", 48)),
-        ),
-    ),
+    Group("resnet, gloo", (*RESNET, "backend=gloo"), _of_another_net(160)),
+    Group("transformer, gloo", (*TRANSFORMER, "backend=gloo"), _of_another_net(192)),
 )
 # A batch that was fitted, so that only the path between the hosts is unknown; a small one, so that it is visible.
 NEXT_TO_NO_LINK = _link(2, "0.1ms", 8)
