@@ -17,6 +17,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python .ci/install.py "installing torch" "$$(grep '^torch==' constraints.txt)"
 	@$(BIN)/python .ci/install.py "installing lockstep" --editable '.[mpi]'
+	@$(BIN)/lockstep kernels build || true
 	@touch $@
 
 $(VENV)/.tools: $(VENV)/.installed
@@ -44,7 +45,8 @@ test-all: $(VENV)/.tools  ## Run every test; CI runs this.
 fuzz: $(VENV)/.tools  ## Look for inputs that end in a traceback or a hang: FUZZ_INPUTS of them (default 12000).
 	@FUZZ_INPUTS=$${FUZZ_INPUTS:-12000} $(BIN)/python -m pytest -n 0 -q --timeout 3600 tests/fuzz
 
-lint: $(VENV)/.tools  ## Check style and types.
+lint: $(VENV)/.tools  ## Check style, types, and that docs/map.md is of today.
+	@$(BIN)/python docs/code_map.py --check
 	@$(BIN)/ruff check src tests benchmarks
 	@$(BIN)/ruff format --check src tests benchmarks
 	@$(BIN)/mypy

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-EAGER, LAST, FUSED = "eager", "channels-last", "fused"
+EAGER, LAST, FUSED, COMPILED = "eager", "channels-last", "fused", "torch.compile"
 SAME_ADAM, TUNED = "eager, fused Adam", "channels-last, pool before ReLU, fused Adam"
 ONNX = "ONNX Runtime"
 LAYERS, STEP, CIFAR, ANSWER = "layers", "step", "cifar", "answer"
@@ -178,6 +178,7 @@ def cifar(rounds: int) -> tuple[list[Timed], dict[str, float]]:
 
     from lockstep import models
     from lockstep.kernels import fuse
+    from lockstep.machine import inductor
     from lockstep.recipe import Recipe
 
     images, labels = torch.randn(CIFAR_BATCH, 3, 32, 32), torch.randint(10, (CIFAR_BATCH,))
@@ -192,6 +193,9 @@ def cifar(rounds: int) -> tuple[list[Timed], dict[str, float]]:
         LAST: way(lambda model: model.to(memory_format=last), images.contiguous(memory_format=last)),
         FUSED: way(fuse),
     }
+    if inductor.has_compiler():
+        inductor.choose_folder()
+        ways[COMPILED] = way(partial(torch.compile, dynamic=False))
     times: list[Timed] = [{} for _ in range(rounds)]
     errors: dict[str, float] = {}
     threads = torch.get_num_threads()

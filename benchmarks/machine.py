@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from benchmarks.processes import ROOT
+from lockstep.kernels.build import able
 from lockstep.machine.cpu import cpu_model
 
 
@@ -16,6 +17,8 @@ def describe() -> dict[str, Any]:
     """CPU, cores, kernel, Python, and the versions that our own environment has."""
     return {
         "cpu": cpu_model(),
+        # One name may stand for several generations: what the kernels are compiled for tells them apart.
+        "instructions": able()[0],
         "cores": len(os.sched_getaffinity(0)),
         "kernel": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import machine, record
+from benchmarks import machine, parts, record
 from benchmarks.processes import ROOT, ContenderFailed
 from benchmarks.sections import (
     dashboard,
@@ -126,6 +126,7 @@ def main(words: Sequence[str] | None = None) -> int:
         }
         stem = f"{now:%Y-%m-%d}-{name}{'-trial' if trial else ''}"
         table = record.write(folder, stem, section, on, chosen)
+        parts.forget(name)
         print(record.as_markdown(section, on, chosen))
         print(f"[{name}] written: {table.name} and .json", file=sys.stderr)
         valid = valid and section.valid

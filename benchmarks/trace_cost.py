@@ -34,7 +34,7 @@ def _start() -> None:
 
     with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as folder:
         recipe = Recipe(global_batch=RANKS * BATCH_PER_RANK, shuffle=False)
-        placement = Placement(ranks=RANKS, threads=1, backend="gloo", launcher="spawn")
+        placement = Placement(ranks=RANKS, threads=1, backend="gloo", strategy="ddp", launcher="spawn")
         run, _ = prepare(recipe, placement, Options(save_model=False, trace=1000), Path(folder), "trace-cost")
         argv = [sys.executable, "-m", "benchmarks.trace_cost"]
         others = [subprocess.Popen([*argv, str(rank), str(run.folder)]) for rank in range(1, RANKS)]

@@ -1,4 +1,4 @@
-"""Write docs/benchmark-figures.md from benchmarks/results: `.venv/bin/python docs/benchmark_figures.py`.
+"""Write docs/benchmark-figures.md and the README's table from benchmarks/results: `.venv/bin/python docs/benchmark_figures.py`.
 
 The page has the newest result of every section, and tests/test_docs.py holds it and the pages that quote it to the results.
 """
@@ -12,6 +12,40 @@ from typing import Any
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "benchmarks/results"
 PAGE = HERE / "benchmark-figures.md"
+README = HERE.parent / "README.md"
+MARKS = "<!-- speed at a glance -->\n", "<!-- written by docs/benchmark_figures.py -->"
+# Speed at a glance: section, ours, theirs, and what the row is called.
+D, A = "MNIST net, batch 32, one thread", "VGG-like net on CIFAR-10, a step at batch 32"
+GLANCE = (
+    ("peers", "lockstep", "lightning", f"{D}, against Lightning"),
+    ("peers", "lockstep", "accelerate", f"{D}, against Accelerate"),
+    ("peers", "lockstep", "fabric", f"{D}, against Fabric"),
+    ("peers", "lockstep", "tensor_loader", f"{D}, against a DataLoader over tensors"),
+    ("peers", "lockstep", "tensor_loader+tuned", f"{D}, against that loop tuned by hand"),
+    *(
+        (
+            "kernels",
+            f"CIFAR step, batch 32, {threads}: fused",
+            f"CIFAR step, batch 32, {threads}: {who}",
+            f"{A}, {threads}, against {name}",
+        )
+        for threads in ("1 thread", "2 threads")
+        for who, name in (("eager", "eager PyTorch"), ("torch.compile", "`torch.compile`"))
+    ),
+    ("scaling", "ranks=2 threads=1", "ranks=1 threads=1", "MNIST net, batch 256, two ranks, against one rank"),
+    (
+        "scaling",
+        "ranks=2 threads=1",
+        "ranks=1 threads=2",
+        "MNIST net, batch 256, two ranks, against one rank with two threads",
+    ),
+    (
+        "exchange",
+        "all_reduce, shm",
+        "all_reduce, gloo as it comes",
+        "sum of 17 KB over two ranks, shared memory, against gloo as it comes",
+    ),
+)
 # Sections with more comparisons are counted here, and listed in full in their own file.
 MOST_ROWS = 20
 HEAD = """# Benchmark figures
@@ -25,10 +59,46 @@ with all contenders, notes and the machine. `docs/benchmark_figures.py` writes t
 
 def main() -> None:
     PAGE.write_text(page(), encoding="utf-8")
+    README.write_text(readme(README.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def page() -> str:
-    return "\n".join([HEAD, *(section(path) for path in newest())])
+    return "\n".join([HEAD, "## Speed at a glance\n", *glance(), *(section(path) for path in newest())])
+
+
+def readme(text: str) -> str:
+    """The text with today's table between its marks."""
+    before, mark, rest = text.partition(MARKS[0])
+    _, end, after = rest.partition(MARKS[1])
+    return f"{before}{mark}{''.join(f'{line}{chr(10)}' for line in glance())}{end}{after}"
+
+
+def glance() -> list[str]:
+    """For each kind of machine, how many times as fast Lockstep was, as it comes."""
+    kinds: dict[str, dict[str, dict[str, Any]]] = {}
+    for path in sorted(RESULTS.glob("*.json")):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        on = document.get("machine", {})
+        if document.get("valid") and "instructions" in on and not path.stem.endswith("-trial"):
+            kinds.setdefault(f"{on['cores']} cores of an {on['cpu']} ({on['instructions'].upper()})", {})[
+                path.stem[11:]
+            ] = document
+    return [line for kind, results in kinds.items() for line in _glance_of(kind, results)]
+
+
+def _glance_of(kind: str, results: dict[str, dict[str, Any]]) -> list[str]:
+    lines = [f"| {kind} | times as fast | goal |", "|---|---|---|"]
+    for name, ours, theirs, words in GLANCE:
+        pairs = results.get(name, {}).get("comparisons", [])
+        # A pair is compared by two clocks where one of them has the target, or neither: then by the wall's.
+        found = [one for one in pairs if (one["ours"], one["theirs"]) == (ours, theirs)]
+        found.sort(key=lambda one: (one["target"] is None, one["clock"] != "wall"))
+        if found:
+            one = found[0]
+            interval = f" ({' to '.join(number(one, value) for value in one['interval'])})" if one["interval"] else ""
+            goal = "–" if one["target"] is None else f"{one['target']:g}: {one['verdict']}"
+            lines.append(f"| {words} | {number(one, one['median'])}{interval} | {goal} |")
+    return [*lines, ""] if len(lines) > 2 else []
 
 
 def newest() -> list[Path]:

@@ -48,7 +48,7 @@ PATH = [
     ("worker.py", "main", "in each rank: finds its rank, pins itself to its cores"),
     ("worker.py", "work", "imports torch, trains, writes results"),
     ("training/assemble.py", "assemble", "puts data, model, strategy and optimizer together"),
-    ("training/session.py", "Session.join", "opens the rank's records, and joins the others"),
+    ("training/member.py", "Member.join", "opens the rank's records, and joins the others"),
     ("backends/group.py", "join", "meets the other ranks"),
     ("training/loop.py", "Trainer.fit", "epochs, evaluation, checkpoints"),
     ("training/recipe_step.py", "RecipeStep.run", "one step: batch, forward, backward, update"),

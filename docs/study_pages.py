@@ -18,7 +18,7 @@ from typing import Any
 
 from lockstep.explain import overfitting
 from lockstep.metrics import METRICS, RECORDED
-from lockstep.report.cells import reason
+from lockstep.report.cells import effect, reason
 from lockstep.report.cells import verdict as short_verdict
 from lockstep.study.compare import study_document
 from lockstep.study.definition import PublishedEpoch
@@ -163,11 +163,11 @@ def figure(metric: str, column: dict[str, Any] | None) -> str:
     """The value, and what it is beside the baseline."""
     if not column or not column["n"]:
         return "–"
-    text = METRICS[metric].text(column["median"], column["low"], column["high"])
+    text = METRICS[metric].text(column["median"], column["low"], column["high"], column["n"])
     against = column.get("against_baseline")
     if not against:
         return text
-    return f"{text}<br>{METRICS[metric].effect(against['effect'], against['low'], against['high'])} *{short_verdict(against)}*"
+    return f"{text}<br>{effect(metric, against)} *{short_verdict(against)}*"
 
 
 def effects_table(document: dict[str, Any]) -> list[str]:
@@ -184,7 +184,7 @@ def claims(published: dict[str, Any], metrics: list[str]) -> list[str]:
     lines += ["", "| claim | published | here | |", "|---|---:|---:|---|"]
     for claim, metric in zip(published["claims"], metrics, strict=True):
         theirs = "" if claim["published_ratio"] is None else f"{claim['published_ratio']:.2f}×"
-        ours = METRICS[metric].effect(claim["ours"], claim["low"], claim["high"])
+        ours = METRICS[metric].effect(claim["ours"], claim["low"], claim["high"], claim["n"])
         why = f": {found}" if (found := reason(claim)) else ""
         lines.append(f"| {claim['text']} | {theirs} | {ours} | **{claim['verdict']}**{why} |")
     return lines

@@ -17,6 +17,8 @@ from typing import Any
 import hypothesis
 import pytest
 
+import slurm_cluster
+from slurm_cluster import Cluster
 from support import SHORT, Cli, processes_of
 
 # Two workers share the cores: threads that wait for each other by spinning would keep the other one's tests from them.
@@ -142,6 +144,17 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip(f"mounting a small file system needs root: {mounted.stderr.strip()}")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    reason = slurm_cluster.missing()
+    if reason:
+        pytest.skip(reason)
+    with slurm_cluster.running() as started:
+        yield started
+    assert not processes_of(started.folder)
+    assert not started.processes(), "the cluster has stopped"
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ worker
 training/
 resolve/
 strategies/ > backends/    kernels/    quantize/    models/ > data/    data/    backends/
-statistics > metrics    metrics
+statistics/ > metrics    metrics
 measure/ > machine/    machine/
 settings > placement    index > run/    ways > run/    run/ > placement plan    plan > placement    placement    recipes/
 recipe    shapes    toml > reading    reading    plugins > files    process    files    keyed    seeding

@@ -9,12 +9,18 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-# Fourteen global batches of 48 and a partial one of 31, which no number of ranks divides. The backend is stated, because
-# "auto" depends on what was measured on the machine.
+from lockstep.measure.records import read_steps
+from lockstep.run import Run
+
+if TYPE_CHECKING:  # torch takes a second
+    from torch import Tensor, nn
+
+# Fourteen global batches of 48 and a partial one of 31, which no number of ranks divides. Backend and kernels are stated, because
+# "auto" depends on what was measured on the machine; kernels of ours, in other places, are in test_fused_auto.py.
 SHORT = (
     "data=embedded",
     "train_limit=703",
@@ -25,6 +31,7 @@ SHORT = (
     "seed=7",
     "backend=gloo",
     "threads=1",
+    "fused=false",
 )
 
 
@@ -59,6 +66,20 @@ class Cli:
             stderr=subprocess.PIPE,
         )
 
+    def started(self, *words: str) -> tuple[subprocess.Popen[str], Run]:
+        """A run that has taken its first steps on every rank. The first of this command line's folder."""
+        process = self.start("run", *words)
+        run = wait_for(lambda: next((Run(p.parent) for p in self.runs.glob("*/run.json")), None), what="the run folder")
+        ranks = run.spec().plan.ranks
+        wait_for(
+            lambda: (
+                all(len(read_steps(run.rank_folder(rank) / "steps.bin")) > 20 for rank in range(ranks))
+                and len(run.rank_statuses()) == ranks
+            ),
+            what="steps on every rank",
+        )
+        return process, run
+
     def run(self, *words: str) -> dict[str, Any]:
         """A run that must succeed, as its JSON document."""
         result = self("run", *words, "--json")
@@ -86,7 +107,7 @@ def train_here(folder: Path, *words: str, resume: str | None = None, **options: 
     from lockstep.backends.ranks import Rank
     from lockstep.launch import prepare
     from lockstep.launch.resume import resumed
-    from lockstep.run import Options, Run
+    from lockstep.run import Options
     from lockstep.settings import load
     from lockstep.training.context import Context
     from lockstep.worker import _train
@@ -126,9 +147,47 @@ def wait_for(condition: Callable[[], Any], seconds: float = 40, what: str = "con
     pytest.fail(f"waited {seconds} s in vain for {what}")
 
 
+def faulty_net(fault: str, when: str = "self.calls > 5") -> str:
+    """The source of a net that runs into `fault` in training, on rank 1. `self.calls` counts the batches that it was trained on."""
+    return (
+        "import os, signal, time, torch\n"
+        "NAMES = ('LOCKSTEP_RANK', 'OMPI_COMM_WORLD_RANK', 'PMI_RANK', 'RANK')\n"
+        "RANK = next((os.environ[name] for name in NAMES if name in os.environ), None)\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(); self.linear = torch.nn.Linear(784, 10); self.calls = 0\n"
+        "    def forward(self, x):\n"
+        "        self.calls += self.training\n"
+        f"        if RANK == '1' and {when}: {fault}\n"
+        "        return self.linear(x.flatten(1))\n"
+    )
+
+
+def backward(model: nn.Module, images: Tensor) -> Tensor:
+    """The scores of a model, which has its gradients then; the labels are 0, 1, 2, …"""
+    import torch
+
+    scores: Tensor = model(images)
+    torch.nn.functional.cross_entropy(scores, torch.arange(len(images))).backward()
+    return scores
+
+
 def fill(disk: Path) -> None:
     """Leave not one block free."""
     subprocess.run(["dd", "if=/dev/zero", f"of={disk / 'filler'}", "bs=4096"], capture_output=True)
+
+
+def empty_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have this process, and those that it starts, keep and look for in `folder` what was measured: that of the machine which runs the tests
+    has no place in what they compare. But for the plotting library, which takes seconds to be put together."""
+    from lockstep.report.vega import bundle
+
+    kept = bundle.folder()
+    kept.mkdir(parents=True, exist_ok=True)
+    monkeypatch.delenv("LOCKSTEP_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    bundle.folder().parent.mkdir(parents=True, exist_ok=True)
+    bundle.folder().symlink_to(kept)
 
 
 def processes_of(folder: Path) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,10 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # `benchmarks` is not installed; bare `pytest` does not look in the root by itself
 
-from benchmarks import environment, no_exchange, ours, record, rounds, stats  # noqa: E402
+from benchmarks import environment, no_exchange, ours, parts, record, rounds, stats  # noqa: E402
 from benchmarks import run as runner  # noqa: E402
 from benchmarks.peers import common, report_loop, tensor_loader  # noqa: E402
+from benchmarks.planted import causes, score  # noqa: E402
 from benchmarks.processes import ContenderFailed, parse_line, run  # noqa: E402
 from benchmarks.record import Measurement, Section, compare  # noqa: E402
 from benchmarks.rounds import Span  # noqa: E402
@@ -355,3 +357,66 @@ def test_data_of_another_shape_is_refused(tmp_path: Path) -> None:
 
 def test_the_limit_of_two_ranks_is_measured_by_a_strategy_that_lockstep_takes() -> None:
     assert strategies.kind_of(f"{no_exchange.__file__}:NoExchange").__name__ == "NoExchange"
+
+
+def test_a_part_is_measured_once_until_its_section_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "FOLDER", tmp_path)
+    made: list[int] = []
+
+    def make() -> dict[str, int]:
+        made.append(1)
+        return {"n": len(made)}
+
+    assert [parts.kept("tune", cell, make)["n"] for cell in ("a", "a", "b")] == [1, 1, 2]
+    monkeypatch.setattr("benchmarks.machine.commit", lambda: "another")
+    assert parts.kept("tune", "a", make)["n"] == 3, "other source measures for itself"
+    parts.forget("tune")
+    assert parts.kept("tune", "a", make)["n"] == 4
+
+
+def planted_row(cause: str, planted: float, stated: float | None, first: str = "", **more: Any) -> dict[str, Any]:
+    return {
+        "cause": cause,
+        "planted": planted,
+        "true": planted,
+        "first": first,
+        "named_first": bool(first) and cause != "nothing",
+        "stated": stated,
+        **more,
+    }
+
+
+def test_planted_causes_are_scored_by_first_name_and_size() -> None:
+    found = score.notes(
+        [
+            planted_row("slow loader", 0.1, 0.11, "loader"),
+            planted_row("slow loader", 0.2, 0.3, "loader"),
+            planted_row("slow loader", 0.02, None),
+            planted_row("nothing", 0.0, None),
+            planted_row("nothing", 0.0, None, "turns"),
+        ]
+    )
+    assert "are named first: 2 of 2 (goal 95%: met)" in found[0], "what is planted smaller has no goal"
+    assert "within 20% of itself: 1 of 2 (goal 95%: missed)" in found[1]
+    assert "nothing is planted: 1 of 2" in found[2]
+    assert any("planted 20%" in note and "off by 50% of itself" in note for note in found)
+
+
+def test_executions_of_planted_causes_go_on_where_they_were_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "FOLDER", tmp_path)
+    done = []
+
+    def execute(cause: causes.Cause, size: float) -> dict[str, Any]:
+        if len(done) == 3:
+            raise KeyboardInterrupt
+        done.append((cause.name, size))
+        return planted_row(cause.name, size, None)
+
+    wanted = list(score.cells(2, ["slow loader"]))
+    with pytest.raises(KeyboardInterrupt):
+        score.execute(wanted, execute)
+    done.clear()
+    score.execute(wanted[:6], execute)
+    assert done == [(cause.name, size) for cause, size in wanted[3:6]]

@@ -72,7 +72,7 @@ def test_every_collective_on_gloo_is_measured_and_right(cli: Cli) -> None:
     # It is kept for backend=auto, and the folder that was asked for holds the same.
     assert document["kept_in"].startswith(str(cli.folder / "cache" / "comms"))
     assert len(json.loads(Path(document["kept_in"]).read_text())["cells"]) == len(cells)
-    assert document["choices"][0]["why"].startswith("gloo: ")
+    assert document["choices"][0]["why"].startswith("shm: "), "gloo alone was measured, which says nothing against shm"
     assert json.loads((cli.folder / "out" / "comms.json").read_text())["cells"] == cells
     assert json.loads((cli.folder / "out" / "status.json").read_text())["state"] == "done"
     assert not processes_of(cli.folder / "out")
@@ -403,18 +403,33 @@ def test_auto_takes_the_fastest_at_the_size_at_hand(tmp_path: Path) -> None:
     )
 
 
-def test_auto_without_measurements_says_how_to_get_them(tmp_path: Path) -> None:
+def test_auto_without_measurements_takes_shared_memory_and_says_how_to_get_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert choose.best(17_064, 2, tmp_path) == (
-        "gloo",
-        "gloo: nothing measured on this machine with 2 ranks; run 'lockstep comms' to let auto choose by speed",
+        "shm",
+        "shm: ranks of one host share its memory; it was not measured on this machine with 2 ranks: 'lockstep comms' lets auto choose by speed",
     )
+    assert choose.best(17_064, 2, tmp_path, among=("gloo", "mpi"))[0] == "gloo"
     store.save([planted("gloo", 4, 100)], tmp_path)
-    assert "nothing measured for 17,064 bytes" in choose.best(17_064, 2, tmp_path)[1], "four bytes tell a latency only"
+    gloo_only = {"device": "cpu", "among": ("gloo",)}
+    assert "nothing measured for 17,064 bytes" in choose.best(17_064, 2, tmp_path, **gloo_only)[1], "a latency only"
+    store.save([planted("gloo", 17_064, 100)], tmp_path)
+    assert choose.best(17_064, 2, tmp_path)[0] == "shm", "gloo's time says nothing against what was not measured"
+    store.save([planted("shm", 4, 9)], tmp_path)
+    assert "it was not measured for 17,064 bytes" in choose.best(17_064, 2, tmp_path)[1]
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("platform.machine", lambda: "aarch64")
+        assert choose.best(17_064, 2, tmp_path)[0] == "gloo"
+    store.save([planted("shm", 17_064, 0, state="failed")], tmp_path)
+    assert choose.best(17_064, 2, tmp_path)[0] == "gloo"
+    assert choose.best(17_064, 4, tmp_path)[0] == "gloo", "what failed with two ranks is not trusted with four"
+    store.path(tmp_path).unlink()
     store.save(CROSSING, tmp_path)
-    assert "run 'lockstep comms --ranks 4'" in choose.best(17_064, 4, tmp_path)[1]
+    assert "'lockstep comms --ranks 4'" in choose.best(17_064, 4, tmp_path)[1]
     assert choose.best(17_064, 2, tmp_path, device="cuda")[0] == "nccl"
     store.path(tmp_path).write_text('{"format": 1, "cells": [{"backend"')
-    assert choose.best(17_064, 2, tmp_path)[0] == "gloo", "a damaged file is no measurement"
+    assert "it was not measured" in choose.best(17_064, 2, tmp_path)[1], "a damaged file is no measurement"
 
 
 def test_auto_never_takes_a_backend_that_was_wrong(tmp_path: Path) -> None:
@@ -435,7 +450,7 @@ def test_measurements_of_another_machine_are_not_used(tmp_path: Path) -> None:
     everything = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {min(everything)})
-        assert "nothing measured" in choose.best(1_000, 2, tmp_path)[1]
+        assert "it was not measured" in choose.best(1_000, 2, tmp_path)[1]
     finally:
         os.sched_setaffinity(0, everything)
     assert choose.best(1_000, 2, tmp_path)[0] == "shm"

@@ -77,6 +77,9 @@ def figures() -> ModuleType:
 
 def test_the_page_of_benchmark_figures_is_that_of_the_results() -> None:
     assert (ROOT / "docs/benchmark-figures.md").read_text() == figures().page(), "run docs/benchmark_figures.py"
+    readme = (ROOT / "README.md").read_text()
+    assert readme == figures().readme(readme), "run docs/benchmark_figures.py"
+    assert "times as fast" in readme.partition(figures().MARKS[0])[2].partition(figures().MARKS[1])[0]
 
 
 QUOTING = ("README", "docs/augmentation", "docs/kernels", "docs/mpi", "docs/precision", "docs/quantization", "docs/shm")

@@ -369,7 +369,7 @@ def test_a_dry_run_shows_every_command_and_makes_nothing(cli: Cli) -> None:
 def test_emulated_hosts_compute_what_one_process_does(
     module_cli: Cli, alone: dict[str, Any], launcher: str, ranks: int, link: str
 ) -> None:
-    words = (f"launcher={launcher}", f"ranks={ranks}", "hosts=emulated:2", "threads=1", f"link={link}")
+    words = (f"launcher={launcher}", f"ranks={ranks}", "hosts=emulated:2", "threads=1", f"link={link}", "strategy=ddp")
     seen = module_cli.run(*SHORT, *words)
     assert seen["train_loss"] == pytest.approx(alone["train_loss"], rel=1e-5)
     assert seen["ranks_agree"]
@@ -419,7 +419,7 @@ class Started:
         assert "Traceback" not in errors
         wait_for(lambda: not processes_of(self.run.folder), seconds=5, what="every process to be gone")
         wait_for(lambda: not self.namespaces & kept_namespaces(), seconds=5, what="every namespace to be gone")
-        assert self.link == -1 or not alive(self.link)
+        wait_for(lambda: self.link == -1 or not alive(self.link), seconds=5, what="the link to be gone")
         return errors
 
 

@@ -182,18 +182,18 @@ def test_what_limits_nothing_is_said_with_intervals(folder: Folder) -> None:
 
 def test_threads_cost_what_fewer_of_them_were_seen_to_save(folder: Folder) -> None:
     """Too many threads come first, since they make all else long; their cost is their own, and none where it was not measured."""
-    threads, batch = limited(folder, way("half-threads", 9, 2), way("double", 12, 2, 64), placement=CROWD)
+    threads, batch = limited(folder, way("fewer-threads", 9, 2), way("double", 12, 2, 64), placement=CROWD)
     assert (threads.figures["cause"], batch.figures["cause"]) == ("threads", "batch")
     assert threads.cost == pytest.approx(0.1)
     assert batch.cost == pytest.approx(0.4)
     assert threads.inflates
     noisy = msgspec.structs.replace(
-        way("half-threads", 9, 2), rounds=[[s, s] for s in (6e-3, 13e-3, 8e-3, 12e-3, 9e-3)]
+        way("fewer-threads", 9, 2), rounds=[[s, s] for s in (6e-3, 13e-3, 8e-3, 12e-3, 9e-3)]
     )
     (unsure,) = limited(folder, noisy, placement=CROWD)
     assert unsure.cost == 0
     assert "not settled" in unsure.verdict
-    (harmless,) = limited(folder, way("half-threads", 10.4, 2), placement=CROWD)
+    (harmless,) = limited(folder, way("fewer-threads", 10.4, 2), placement=CROWD)
     assert harmless.figures["cause"] is None, "half of them were measured, and save nothing"
     ranks = Placement(ranks=4, threads=1, launcher="spawn", device="cpu", backend="gloo", strategy="ddp")
     run = folder.run(placement=ranks)
@@ -208,7 +208,7 @@ def test_threads_cost_what_fewer_of_them_were_seen_to_save(folder: Folder) -> No
 def test_threads_that_take_turns_come_before_what_they_inflate(folder: Folder) -> None:
     run = folder.run(placement=CROWD)
     write_steps(run, *[rows(50, backward=1000, exchange=1000, total=2000)] * 2)
-    write_ways(run, way("together", 10, 2), way("no-data", 5, 2), way("half-threads", 9, 2))
+    write_ways(run, way("together", 10, 2), way("no-data", 5, 2), way("fewer-threads", 9, 2))
     first, second = [each for each in explain(Evidence(run)) if each.cost][:2]
     assert first.figures["cause"] == "threads"
     assert second.cost > first.cost

@@ -20,7 +20,7 @@ import pytest
 
 from lockstep.measure.records import read_steps
 from lockstep.run import Run
-from support import SHORT, Cli, fill, processes_of, wait_for
+from support import SHORT, Cli, faulty_net, fill, processes_of, wait_for
 
 pytestmark = pytest.mark.cold  # it is about processes: which one was killed, and who is left
 
@@ -28,18 +28,7 @@ LONG = (*SHORT, "epochs=100000", "threads=1")
 
 
 def started(cli: Cli, *words: str) -> tuple[subprocess.Popen[str], Run]:
-    """A long run that has taken its first steps on every rank."""
-    process = cli.start("run", *LONG, *words)
-    run = wait_for(lambda: next((Run(p.parent) for p in cli.runs.glob("*/run.json")), None), what="the run folder")
-    ranks = run.spec().plan.ranks
-    wait_for(
-        lambda: (
-            all(len(read_steps(run.rank_folder(rank) / "steps.bin")) > 20 for rank in range(ranks))
-            and len(run.rank_statuses()) == ranks
-        ),
-        what="steps on every rank",
-    )
-    return process, run
+    return cli.started(*LONG, *words)
 
 
 def rank_pid(run: Run, rank: int) -> int:
@@ -48,7 +37,7 @@ def rank_pid(run: Run, rank: int) -> int:
 
 @pytest.mark.parametrize("launcher", ["spawn", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_kill_9_of_one_rank_ends_all_and_names_it(cli: Cli, launcher: str) -> None:
-    process, run = started(cli, "ranks=2", f"launcher={launcher}")
+    process, run = started(cli, "ranks=2", "strategy=ddp", f"launcher={launcher}")
     before = len(read_steps(run.rank_folder(1) / "steps.bin"))
     os.kill(rank_pid(run, 1), signal.SIGKILL)
     _, errors = process.communicate(timeout=60)
@@ -93,17 +82,7 @@ def test_a_killed_supervisor_leaves_no_rank_behind(cli: Cli, launcher: str) -> N
 
 
 def test_an_exception_in_one_rank_is_the_first_cause(cli: Cli) -> None:
-    (cli.folder / "net.py").write_text(
-        "import os, torch\n"
-        "class Net(torch.nn.Module):\n"
-        "    def __init__(self):\n"
-        "        super().__init__(); self.linear = torch.nn.Linear(784, 10); self.calls = 0\n"
-        "    def forward(self, x):\n"
-        "        self.calls += self.training\n"
-        "        if self.calls > 5 and os.environ.get('LOCKSTEP_RANK') == '1':\n"
-        "            raise ArithmeticError('the planted fault')\n"
-        "        return self.linear(x.flatten(1))\n"
-    )
+    (cli.folder / "net.py").write_text(faulty_net("raise ArithmeticError('the planted fault')"))
     message = cli.error("run", *SHORT, "ranks=2", "model=net.py:Net", code=3)
     assert message.startswith("run failed: rank 1 after step 5: ArithmeticError: the planted fault")
     run = Run.find("last", cli.runs)
@@ -113,16 +92,7 @@ def test_an_exception_in_one_rank_is_the_first_cause(cli: Cli) -> None:
 
 
 def test_a_rank_that_hangs_ends_the_run_by_the_timeout(cli: Cli) -> None:
-    (cli.folder / "net.py").write_text(
-        "import os, time, torch\n"
-        "class Net(torch.nn.Module):\n"
-        "    def __init__(self):\n"
-        "        super().__init__(); self.linear = torch.nn.Linear(784, 10); self.calls = 0\n"
-        "    def forward(self, x):\n"
-        "        self.calls += self.training\n"
-        "        if self.calls > 5 and os.environ.get('LOCKSTEP_RANK') == '1': time.sleep(1000)\n"
-        "        return self.linear(x.flatten(1))\n"
-    )
+    (cli.folder / "net.py").write_text(faulty_net("time.sleep(1000)"))
     message = cli.error("run", *SHORT, "ranks=2", "timeout_s=3", "model=net.py:Net", code=3)
     assert "rank 1 did not come to the exchange after step 5" in message
     assert not processes_of(cli.runs)
@@ -131,7 +101,7 @@ def test_a_rank_that_hangs_ends_the_run_by_the_timeout(cli: Cli) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["spawn", "torchrun", "mpirun"])
 def test_a_stopped_rank_is_noticed_and_named(cli: Cli, launcher: str) -> None:
-    process, run = started(cli, "ranks=2", "timeout_s=8", f"launcher={launcher}")
+    process, run = started(cli, "ranks=2", "strategy=ddp", "timeout_s=8", f"launcher={launcher}")
     pid = rank_pid(run, 1)
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -144,6 +114,27 @@ def test_a_stopped_rank_is_noticed_and_named(cli: Cli, launcher: str) -> None:
     assert "(its process is stopped)" in errors
     assert run.status()["state"] == "stalled"
     wait_for(lambda: not processes_of(run.folder), seconds=5, what="every process to be gone")
+
+
+@pytest.mark.slow
+def test_a_run_that_was_frozen_as_a_whole_goes_on(cli: Cli) -> None:
+    """Ctrl-Z, a frozen container, a machine that was suspended: the supervisor wakes first, and must not blame the others."""
+    process, run = started(cli, "ranks=2", "backend=shm", "timeout_s=8")
+    ranks = [rank_pid(run, rank) for rank in (0, 1)]
+    try:
+        for pid in (process.pid, *ranks):
+            os.kill(pid, signal.SIGSTOP)
+        before = len(read_steps(run.rank_folder(0) / "steps.bin"))
+        time.sleep(10)
+        os.kill(process.pid, signal.SIGCONT)
+        time.sleep(1.5)
+    finally:
+        for pid in (process.pid, *ranks):
+            os.kill(pid, signal.SIGCONT)
+    wait_for(lambda: len(read_steps(run.rank_folder(0) / "steps.bin")) > before + 20, what="more steps")
+    assert run.status()["state"] == "running"
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
 
 
 @pytest.mark.slow
@@ -167,17 +158,8 @@ def test_kill_9_of_the_torchrun_agent_leaves_no_rank_training(cli: Cli) -> None:
 @pytest.mark.slow
 def test_torchrun_restarts_from_the_last_epoch(cli: Cli) -> None:
     """One rank is killed once, in the second epoch; the run goes on and ends with the weights of one that was not."""
-    (cli.folder / "net.py").write_text(
-        "import os, signal, torch\n"
-        "class Net(torch.nn.Module):\n"
-        "    def __init__(self):\n"
-        "        super().__init__(); self.linear = torch.nn.Linear(784, 10); self.calls = 0\n"
-        "    def forward(self, x):\n"
-        "        self.calls += self.training\n"
-        "        if self.calls == 20 and os.environ['RANK'] == '1' and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
-        "            if 'PLANT' in os.environ: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "        return self.linear(x.flatten(1))\n"
-    )
+    once = "self.calls == 20 and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' and 'PLANT' in os.environ"
+    (cli.folder / "net.py").write_text(faulty_net("os.kill(os.getpid(), signal.SIGKILL)", once))
     words = ("run", *SHORT, "model=net.py:Net", "ranks=2", "threads=1", "launcher=torchrun", "epochs=3", "--json")
     broken = cli(*words, "max_restarts=1", PLANT="1")
     assert broken.returncode == 0, broken.stderr
@@ -220,7 +202,7 @@ def test_no_room_for_the_run(cli: Cli, small_disk: Path) -> None:
 
 LAUNCHERS = [
     ("ranks=1", "launcher=single"),
-    ("ranks=2", "launcher=spawn"),
+    ("ranks=2", "launcher=spawn", "strategy=ddp"),
     pytest.param(("ranks=2", "launcher=torchrun"), marks=pytest.mark.slow),
     pytest.param(("ranks=2", "launcher=mpirun"), marks=pytest.mark.slow),
 ]

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -87,27 +88,49 @@ if "avx2" in WIDTHS and "avx512" not in WIDTHS:
 SANITIZED = [name for name in WIDTHS if name != "portable"] or ["portable"]
 
 
-@needs_compiler
-@pytest.mark.parametrize("width", WIDTHS)
-def test_the_sources_are_clean_under_the_sanitizers_and_right_at_every_width(width: str, tmp_path: Path) -> None:
-    # -O0: half the time to compile, and nothing is optimised away that the sanitizers should see.
-    flags = ["-std=c++17", "-O0", "-Wall", "-Werror", f"-I{build.SOURCES}"]
-    if width in SANITIZED:
-        flags += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+def harness(by: str, words: Sequence[str], folder: Path) -> Path:
+    """The kernels with test_kernels_harness.cpp around them, as a program."""
+    flags = ["-std=c++17", "-Wall", "-Werror", f"-I{build.SOURCES}", *words]
     sources = [build.SOURCES / "winograd.cpp", build.SOURCES / "direct.cpp", HERE / "test_kernels_harness.cpp"]
 
     def compiled(source: Path) -> str:
-        made = tmp_path / f"{source.stem}.o"
-        subprocess.run([compiler(), *flags, *WIDTHS[width], "-c", str(source), "-o", str(made)], check=True)
+        made = folder / f"{source.stem}.o"
+        subprocess.run([by, *flags, "-c", str(source), "-o", str(made)], check=True)
         return str(made)
 
     with ThreadPoolExecutor(2) as pool:
         objects = list(pool.map(compiled, sources))
-    program = tmp_path / "harness"
-    subprocess.run([compiler(), *flags, *objects, "-o", str(program)], check=True)
-    done = subprocess.run([program], text=True, capture_output=True)
+    program = folder / "harness"
+    subprocess.run([by, *flags, *objects, "-o", str(program)], check=True)
+    return program
+
+
+def assert_right(*command: str | Path) -> None:
+    done = subprocess.run(command, text=True, capture_output=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert done.stdout.count("ok ") == 40
+    assert done.stdout.count("ok ") == 44
+
+
+@needs_compiler
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_sources_are_clean_under_the_sanitizers_and_right_at_every_width(width: str, tmp_path: Path) -> None:
+    # -O0: half the time to compile, and nothing is optimised away that the sanitizers should see.
+    flags = ["-O0", *WIDTHS[width]]
+    if width in SANITIZED:
+        flags += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    assert_right(harness(compiler(), flags, tmp_path))
+
+
+# On an ARM processor the tests above and below run as they are; elsewhere it is emulated.
+TO_ARM, EMULATED = "aarch64-linux-gnu-g++", shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
+
+
+@pytest.mark.skipif(shutil.which(TO_ARM) is None, reason=f"there is no {TO_ARM}: apt-get install g++-aarch64-linux-gnu")
+@pytest.mark.skipif(EMULATED is None, reason="there is no emulator of ARM: apt-get install qemu-user")
+def test_the_kernels_are_right_on_arm(tmp_path: Path) -> None:
+    """As they are compiled for it, so that what is run is NEON with the tiles for its registers."""
+    words = [word for word in build.FLAGS if word not in ("-std=c++17", "-fPIC", "-fopenmp")]
+    assert_right(str(EMULATED), harness(TO_ARM, [*words, "-static", *build.TARGETS["portable"].words], tmp_path))
 
 
 @needs_compiler

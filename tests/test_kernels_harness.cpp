@@ -7,6 +7,7 @@
 #include <random>
 #include <vector>
 
+#include "linear.h"
 #include "problem.h"
 
 using namespace lockstep;
@@ -116,6 +117,31 @@ bool run(const Case& one) {
   return good;
 }
 
+bool run_linear(const linear::Shape& n) {
+  Numbers x = draw(n.rows * n.inputs, 1), w = draw(n.outputs * n.inputs, 2), b = draw(n.outputs, 3), grad = draw(n.rows * n.outputs, 4);
+  Numbers y(grad.size()), grad_x(x.size()), grad_w(w.size()), grad_b(b.size());
+  linear::forward(n, x.data(), w.data(), b.data(), y.data());
+  linear::backward(n, grad.data(), x.data(), w.data(), grad_x.data(), grad_w.data(), grad_b.data());
+  std::vector<double> wanted(y.size()), gx(x.size()), gw(w.size()), gb(b.size());
+  for (int64_t r = 0; r < n.rows; r++)
+    for (int64_t o = 0; o < n.outputs; o++) {
+      double g = grad[r * n.outputs + o], sum = b[o];
+      gb[o] += g;
+      for (int64_t i = 0; i < n.inputs; i++) {
+        sum += double(x[r * n.inputs + i]) * w[o * n.inputs + i];
+        gx[r * n.inputs + i] += g * w[o * n.inputs + i];
+        gw[o * n.inputs + i] += g * x[r * n.inputs + i];
+      }
+      wanted[r * n.outputs + o] = sum;
+    }
+  double found[] = {worst(y, wanted), worst(grad_x, gx), worst(grad_w, gw), worst(grad_b, gb)};
+  bool good = true;
+  for (double error : found) good = good && error < 1e-5;
+  std::printf("%s linear %ldx%ld->%ld: y %.1e gx %.1e gw %.1e gb %.1e\n", good ? "ok " : "BAD", long(n.rows), long(n.inputs),
+              long(n.outputs), found[0], found[1], found[2], found[3]);
+  return good;
+}
+
 int main() {
   std::vector<Case> cases;
   for (bool last : {false, true}) {
@@ -137,5 +163,6 @@ int main() {
   }
   bool good = true;
   for (const Case& one : cases) good = run(one) && good;
+  for (const linear::Shape& n : {linear::Shape{32, 392, 10}, {1, 7, 3}, {5, 33, 16}, {3, 47, 1}}) good = run_linear(n) && good;
   return good ? 0 : 1;
 }

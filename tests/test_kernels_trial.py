@@ -137,7 +137,8 @@ def test_a_library_that_traps_does_not_end_the_process_that_wants_it(tmp_path: P
         pytest.skip("the kernels do not work here")
     best, lower = able[:2]
     trap, compiler = tmp_path / "trap.c", tmp_path / "compiler"
-    trap.write_text("int lockstep_forward() { __builtin_trap(); }\nint lockstep_backward() { __builtin_trap(); }\n")
+    names = [f"lockstep_{layer}{way}" for layer in ("", "linear_") for way in ("forward", "backward")]
+    trap.write_text("".join(f"int {name}() {{ __builtin_trap(); }}\n" for name in names))
     flag = build.TARGETS[best].flags[0]
     compiler.write_text(
         "#!/bin/sh\nfor last; do :; done\n"

@@ -79,6 +79,24 @@ def test_every_figure_has_a_unit_and_a_direction() -> None:
     assert METRICS["seconds_to_target"].title(0.9) == "time to 90.0%"
 
 
+def test_two_or_three_values_that_leave_everything_open_have_no_interval() -> None:
+    """Student's t with one or two degrees of freedom reaches from nothing to anything."""
+    seconds, accuracy = METRICS["seconds"], METRICS["accuracy"]
+    assert seconds.effect(2.09, 0.0000054, 816341.0, 2) == "2.09× (n=2: no interval)"
+    assert seconds.effect(1.21, 0.5, 2.9, 3) == "1.21× (n=3: no interval)"
+    assert seconds.effect(1.21, 0.5, 2.9, 4) == "1.21× (0.50–2.90)", "four know their spread"
+    assert seconds.effect(1.21, 1.18, 1.24, 3) == "1.210× (1.180–1.240)", "three that agree say much"
+    assert seconds.effect(3.5, 1.3, 9.4, 3) == "3.50× (1.30–9.40)", "what a verdict follows from is shown"
+    assert seconds.effect(1.21, None, None, 2) == "1.21× (n=2: no interval)"
+    assert seconds.effect(1.21, None, None, 9) == seconds.effect(1.21, None, None) == "1.21×"
+    assert accuracy.effect(0.01, -0.2, 0.22, 2) == "+1.00 points (n=2: no interval)"
+    assert accuracy.effect(0.01, -0.02, 0.04, 2) == "+1.00 points (−2.00 to +4.00)"
+    assert seconds.text(458.0, 130.0, 1607.0, 2) == "458 s (n=2: no interval)"
+    assert seconds.text(458.0, -130.0, 1607.0, 3) == "458 s (n=3: no interval)"
+    assert seconds.text(458.0, 440.0, 470.0, 2) == "458 s (440–470)"
+    assert METRICS["tensor_memory"].text(0.0, 0.0, 0.0, 2) == METRICS["tensor_memory"].text(0.0, 0.0, 0.0)
+
+
 def test_the_page_has_the_table_of_units_and_no_other() -> None:
     put = re.search(r"const UNITS = (.*);", script_text("format.js"))
     assert put is not None

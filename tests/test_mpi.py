@@ -18,15 +18,14 @@ import pytest
 
 from lockstep.errors import InputError
 from lockstep.launch import mpirun
-from lockstep.measure.records import read_steps
 from lockstep.placement import Placement
 from lockstep.run import Run
 from lockstep.verify.records import step_losses
-from support import SHORT, Cli, processes_of, wait_for
+from support import SHORT, Cli, faulty_net, processes_of, wait_for
 
 GOLDEN = Path(__file__).parent / "golden"
 PROGRAM = Path(__file__).with_name("mpi_ranks.py")
-TWO = ("launcher=mpirun", "ranks=2", "threads=1")
+TWO = ("launcher=mpirun", "ranks=2", "threads=1", "strategy=ddp")
 LONG = (*SHORT, *TWO, "epochs=100000")
 KINDS = sorted({mpi.kind for mpi in mpirun.installed()}) if mpirun.library_kind() else []
 pytestmark = [
@@ -199,17 +198,7 @@ def test_the_launcher_is_that_of_mpi4py(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def started(cli: Cli, *words: str) -> tuple[subprocess.Popen[str], Run]:
-    """A long run that has taken its first steps on every rank."""
-    process = cli.start("run", *LONG, *words)
-    run = wait_for(lambda: next((Run(p.parent) for p in cli.runs.glob("*/run.json")), None), what="the run folder")
-    wait_for(
-        lambda: (
-            all(len(read_steps(run.rank_folder(rank) / "steps.bin")) > 20 for rank in range(2))
-            and len(run.rank_statuses()) == 2
-        ),
-        what="steps on every rank",
-    )
-    return process, run
+    return cli.started(*LONG, *words)
 
 
 def last_line(process: subprocess.Popen[str], run: Run) -> str:
@@ -252,23 +241,9 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-NET = (
-    "import os, time, torch\n"
-    "class Net(torch.nn.Module):\n"
-    "    def __init__(self):\n"
-    "        super().__init__(); self.linear = torch.nn.Linear(784, 10); self.calls = 0\n"
-    "    def forward(self, x):\n"
-    "        self.calls += self.training\n"
-    "        rank = os.environ.get('OMPI_COMM_WORLD_RANK') or os.environ.get('PMI_RANK')\n"
-    "        if self.calls > 5 and rank == '1':\n"
-    "            {fault}\n"
-    "        return self.linear(x.flatten(1))\n"
-)
-
-
 @ON_EVERY_MPI
 def test_an_exception_in_one_rank_is_the_first_cause(cli: Cli, mpi: str) -> None:
-    (cli.folder / "net.py").write_text(NET.format(fault="raise ArithmeticError('the planted fault')"))
+    (cli.folder / "net.py").write_text(faulty_net("raise ArithmeticError('the planted fault')"))
     message = cli.error("run", *SHORT, *TWO, "backend=mpi", f"mpi={mpi}", "model=net.py:Net", code=3)
     assert message.startswith("run failed: rank 1 after step 5: ArithmeticError: the planted fault")
     assert not processes_of(cli.runs)
@@ -276,7 +251,7 @@ def test_an_exception_in_one_rank_is_the_first_cause(cli: Cli, mpi: str) -> None
 
 def test_a_rank_that_hangs_ends_the_run_by_the_timeout(cli: Cli) -> None:
     """MPI itself would wait for ever."""
-    (cli.folder / "net.py").write_text(NET.format(fault="time.sleep(1000)"))
+    (cli.folder / "net.py").write_text(faulty_net("time.sleep(1000)"))
     message = cli.error("run", *SHORT, *TWO, "backend=mpi", "timeout_s=3", "model=net.py:Net", code=3)
     assert message.startswith("run failed: rank ")
     run = Run.find("last", cli.runs)

@@ -105,7 +105,7 @@ def test_auto_comes_to_something() -> None:
     alone = resolve(Recipe(), Placement()).placement
     assert (alone.launcher, alone.strategy) == ("single", "single")
     two = resolve(Recipe(), Placement(ranks=2)).placement
-    assert (two.launcher, two.strategy) == ("spawn", "ddp")
+    assert (two.launcher, two.strategy) == ("spawn", "flat")
     assert two.threads
     assert alone.threads
     assert two.threads <= alone.threads

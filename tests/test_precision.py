@@ -82,7 +82,7 @@ def test_mixed_runs_are_near_fp32_and_equal_on_two_ranks(
     module_cli: Cli, alone: dict[str, Any], precision: str
 ) -> None:
     one = train_here(module_cli.runs, *SHORT, f"precision={precision}")
-    two = module_cli.run(*SHORT, "threads=1", f"precision={precision}", "ranks=2")
+    two = module_cli.run(*SHORT, "threads=1", f"precision={precision}", "ranks=2", "strategy=ddp")
     assert two["ranks_agree"]
     assert two["train_loss"] == pytest.approx(one["train_loss"], rel=0.02)
     assert one["train_loss"] == pytest.approx(alone["train_loss"], rel=0.05)

@@ -24,7 +24,7 @@ from lockstep.machine.cores import cores
 from lockstep.placement import Placement
 from lockstep.predict import check, fit, measure, score
 from lockstep.predict.compute import Compute, Point, at
-from lockstep.predict.exchange import Cluster, Software, all_reduce, hierarchical, ring, tree
+from lockstep.predict.exchange import Cluster, Software, cost_of, hierarchical, ring, tree
 from lockstep.predict.fit import Fit, Measured
 from lockstep.predict.held import COMMON, GROUPS, Held
 from lockstep.predict.here import here
@@ -33,8 +33,8 @@ from lockstep.predict.messages import Gradient, Message, buckets, exposed, messa
 from lockstep.predict.model import Case, bare, missed, predict
 from lockstep.predict.replay import Script, replay, script_of
 from lockstep.predict.scaling import Ask, asked_ranks, judge, table, usual_ranks
-from lockstep.predict.waiting import slowest
-from lockstep.recipe import Recipe
+from lockstep.predict.waiting import apart, slowest
+from lockstep.recipe import Recipe, Regularize
 from support import Cli
 
 ALPHA, BETA = 200e-6, 2e9
@@ -93,9 +93,9 @@ def test_two_ranks_of_this_host_take_what_was_measured() -> None:
     cluster = Cluster(1, 2, Link(), software())
     for size in (4, 17_064, 1 << 20, 16 << 20):
         assert ring(cluster, size).seconds == pytest.approx(ALPHA + size / BETA, rel=1e-3)
-    assert all_reduce(cluster, "auto", 17_064) == ring(cluster, 17_064)
-    assert all_reduce(Cluster(1, 1, Link(), software()), "auto", 17_064).seconds == 0
-    assert all_reduce(replace(cluster, spare=True), "ring", 1 << 20).busy == 0, "a core is free for it"
+    assert cost_of(cluster, "auto", 17_064) == ring(cluster, 17_064)
+    assert cost_of(Cluster(1, 1, Link(), software()), "auto", 17_064).seconds == 0
+    assert cost_of(replace(cluster, spare=True), "ring", 1 << 20).busy == 0, "a core is free for it"
 
 
 @pytest.mark.parametrize(("hosts", "per_host"), [(8, 1), (4, 2), (3, 4)])
@@ -114,7 +114,7 @@ def test_hops_add_up_as_the_textbooks_have_them(hosts: int, per_host: int) -> No
     assert tree(cluster, size).seconds == pytest.approx(2 * (up * near + across * far(size)), rel=1e-3)
     expected = 2 * up * near + 2 * (hosts - 1) * far(size / hosts)
     assert hierarchical(cluster, size).seconds == pytest.approx(expected, rel=1e-3)
-    assert all_reduce(cluster, "auto", size).seconds == pytest.approx(
+    assert cost_of(cluster, "auto", size).seconds == pytest.approx(
         min(ring(cluster, size).seconds, tree(cluster, size).seconds)
     )
 
@@ -160,7 +160,7 @@ def test_what_is_hidden_behind_backward() -> None:
     one, two = Message(bytes=1, ready=0.25), Message(bytes=2, ready=1.0)
 
     def cost(seconds: float, busy: float = 0.0) -> Any:
-        return lambda size: Cost(seconds * size, busy * size)
+        return lambda message: Cost(seconds * message.bytes, busy * message.bytes)
 
     assert exposed([one], 8.0, cost(3.0)) == 0, "it ends at 5 of 8"
     assert exposed([one], 8.0, cost(7.0)) == 1
@@ -206,6 +206,29 @@ def test_the_slowest_of_many_is_what_a_bootstrap_says() -> None:
     assert slowest(noise.tolist(), 4, 16) == pytest.approx(slowest(noise.tolist(), 4) / 4, rel=0.25)
 
 
+def test_ranks_of_one_host_that_are_late_together_wait_less_for_each_other() -> None:
+    chance = np.random.default_rng(4)
+    shared, own = chance.exponential(0.1, size=5000), chance.exponential(0.1, size=(4, 5000))
+    deviations = shared + own - 0.2
+    alone, common = apart(deviations)
+    assert alone.var() == pytest.approx(own.var(), rel=0.1)
+    assert common.var() == pytest.approx(shared.var(), rel=0.1)
+    assert np.corrcoef(common, shared)[0, 1] > 0.85
+    for hosts, per_host in ((1, 4), (8, 2), (16, 1)):
+        late = chance.exponential(0.1, size=(20_000, hosts, 1)) + chance.exponential(
+            0.1, size=(20_000, hosts, per_host)
+        )
+        expected = late.max(axis=(1, 2)).mean() - 0.2
+        shares = (shared - 0.1).tolist(), (own.ravel() - 0.1).tolist()
+        assert slowest(shares[1], hosts * per_host, 1, shares[0], per_host) == pytest.approx(expected, rel=0.05)
+    assert slowest(alone.ravel().tolist(), 4, 1, common.tolist(), 4) == pytest.approx(
+        deviations.max(axis=0).mean() - deviations.mean(), rel=0.1
+    )
+    opposite = apart(np.stack([values := chance.normal(size=400), -values]))
+    assert not opposite[1].any(), "what is opposite is not in common"
+    assert (opposite[0] == [values, -values]).all()
+
+
 def test_what_the_closed_form_misses_is_added_where_ranks_exchange() -> None:
     known = bare(planted(), Case(micro=16, per_host=2))
     bare_step, beyond = known.seconds, known.exchange + known.waiting + 3e-3
@@ -227,6 +250,15 @@ def test_what_the_closed_form_misses_is_added_where_ranks_exchange() -> None:
     every = predict(fitted, Case(micro=16, per_host=2, every=4)).seconds
     without = predict(planted(), Case(micro=16, per_host=2, every=4)).seconds
     assert every == pytest.approx(without + 3e-3 / 4), "once in four steps"
+
+
+def test_a_hop_waits_for_the_others_on_its_core() -> None:
+    """What was measured with two ranks on each core, with more of them."""
+    free, crowded = planted(), planted(crowding_s=1e-3)
+    for ranks, on_a_core in ((2, 0), (3, 2), (4, 2), (5, 3), (8, 4)):
+        case = Case(micro=8, per_host=ranks)
+        beyond = predict(crowded, case).seconds - predict(free, case).seconds
+        assert beyond == pytest.approx(2 * (ranks - 1) * 1e-3 * on_a_core / 2, abs=1e-9)
 
 
 def test_a_step_adds_up_from_what_was_planted() -> None:
@@ -268,7 +300,7 @@ def test_without_noise_the_replay_is_the_closed_form(algorithm: str, hosts: int,
 def test_noise_and_a_straggler_in_the_replay() -> None:
     sent = [Message(bytes=17_064, ready=1.0)]
     cluster = Cluster(64, 1, parse_link("10gbit,10us"), software())
-    script = Script(4e-3, 6e-3, 0.0, sent, cluster)
+    script = Script(4e-3, 6e-3, 0.0, sent, {"all_reduce": cluster})
     exchange = ring(cluster, 17_064).seconds
     assert replay(script, 3, slow=(5, 1.5)).step == pytest.approx(15e-3 + exchange), "all wait for the slow one"
     noise = np.random.default_rng(2).exponential(0.05, size=400) - 0.05
@@ -384,16 +416,17 @@ def test_where_a_fit_is_made() -> None:
     emulated = here(recipe, asked(ranks=2, hosts=2, emulated=True, link="1gbit", threads=1))[1]
     assert (emulated.ranks, emulated.hosts, emulated.link) == (2, 1, None), "emulated hosts share this machine"
     if cores() > 1:
-        _, placement, remark = here(recipe, asked(ranks=1, threads=cores()))
+        _, placement, remarks = here(recipe, asked(ranks=1, threads=cores()))
         assert (placement.ranks, placement.threads) == (cores(), 1)
-        assert "ranks of one thread" in remark
-    for change, word in (
-        ({"strategy": "fsdp"}, "fsdp"),
-        ({"zero": True}, "zero"),
-        ({"ranks": 3, "hosts": 2}, "divide"),
-    ):
-        with pytest.raises(InputError, match=word):
-            here(recipe, asked(**{"ranks": 2, "threads": 1, **change}))
+        assert "ranks of one thread" in remarks[0]
+    with pytest.raises(InputError, match="divide"):
+        here(recipe, asked(threads=1, ranks=3, hosts=2))
+    synchronised = msgspec.structs.replace(recipe, regularize=Regularize(batch_norm="synchronised"))
+    assert here(synchronised, asked(threads=1, ranks=2))[0] == msgspec.structs.replace(
+        synchronised, batch_per_rank=None, global_batch=32
+    )
+    with pytest.raises(InputError, match=r"batch_norm=synchronised with strategy=local-sgd cannot be predicted"):
+        here(synchronised, asked(threads=1, ranks=2, strategy="local-sgd"))
 
 
 def test_batches_to_measure() -> None:
@@ -483,7 +516,7 @@ def ready(cli: Cli) -> Cli:
     return cli
 
 
-WORDS = ("data=embedded", "global_batch=256", "ranks=2", "threads=1", "backend=gloo")
+WORDS = ("data=embedded", "global_batch=256", "ranks=2", "threads=1", "backend=gloo", "strategy=ddp")
 
 
 def without_torch(cli: Cli, *words: str) -> subprocess.CompletedProcess[str]:
@@ -557,7 +590,7 @@ def test_every_prediction_comes_with_what_the_model_earned(ready: Cli, monkeypat
         (("--per-host", "3"), "--per-host 3: this host was measured with 2 ranks"),
         (("--quick",), "--quick goes with --check"),
         (("--check",), "--check has recipes of its own"),
-        (("strategy=fsdp",), "strategy=fsdp cannot be predicted"),
+        (("regularize.batch_norm=synchronised", "strategy=local-sgd"), "with strategy=local-sgd cannot be predicted"),
         (("shares=[3,1]",), "unequal shares cannot be predicted"),
     ],
 )

@@ -12,12 +12,22 @@ from lockstep.predict import check, document, measure
 from lockstep.predict import fit as fits
 from lockstep.predict.held import QUICK
 from lockstep.predict.here import here
+from lockstep.predict.messages import Message
 from lockstep.predict.model import Case, predict
 from lockstep.predict.scaling import table
 from lockstep.settings import load
 from support import Cli
 
-WORDS = ("data=embedded", "global_batch=16", "ranks=2", "backend=gloo", "threads=1", "epochs=1", "max_steps=30")
+WORDS = (
+    "data=embedded",
+    "global_batch=16",
+    "ranks=2",
+    "backend=gloo",
+    "strategy=ddp",
+    "threads=1",
+    "epochs=1",
+    "max_steps=30",
+)
 
 
 @pytest.mark.alone
@@ -26,8 +36,8 @@ def test_a_fit(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(measure, "SECONDS", 1.0)
     monkeypatch.setattr(measure, "CELL_S", 0.01)
     recipe, placement = load([], WORDS)
-    recipe, here_placement, remark = here(recipe, placement)
-    assert (here_placement.ranks, here_placement.launcher, remark) == (2, "spawn", "")
+    recipe, here_placement, remarks = here(recipe, placement)
+    assert (here_placement.ranks, here_placement.launcher, remarks) == (2, "spawn", [])
     told: list[str] = []
     made = measure.make(recipe, here_placement, recipe.global_batch, told.append)
     assert [point.samples for point in made.compute.alone] == [1, 2, 4, 8, 16]
@@ -49,7 +59,8 @@ def test_a_fit(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert sum(s * o for s, o in zip(sure, off, strict=True)) / sum(sure) == pytest.approx(0.0, abs=1e-9)
     # A second fit takes the all-reduce from the store; the command finds the fit that is kept.
     told.clear()
-    again = measure.exchange(here_placement, [17_064], tmp_path / "again", told.append, anew=False)
+    sent = [Message(bytes=17_064, ready=1.0)]
+    again = measure.exchange(here_placement, sent, tmp_path / "again", told.append, anew=False)
     assert (again, told) == (made.software, [])
     fits.save(made)
     asked, assumed = document.ask(
@@ -59,6 +70,34 @@ def test_a_fit(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     rows = table(made, asked, [2, 4])
     assert rows[2].step
     assert rows[2].step.exchange > 2 * made.software[0].whole(17_064)
+
+
+@pytest.mark.parametrize(
+    ("words", "collectives"),
+    [
+        (("strategy=flat",), ["all_reduce"]),
+        (
+            ("strategy=fsdp", "regularize.batch_norm=synchronised", "optimizer.clip_norm=1"),
+            ["all_gather", "all_reduce", "reduce_scatter"],
+        ),
+        (("zero=true", "ddp.hook=powersgd", "regularize.batch_norm=synchronised"), ["all_reduce", "broadcast"]),
+    ],
+)
+def test_fits_of_other_strategies(
+    words: tuple[str, ...], collectives: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_DATA", str(tmp_path / "cache" / "data"))
+    monkeypatch.setattr(measure, "SECONDS", 0.5)
+    monkeypatch.setattr(measure, "CELL_S", 0.005)
+    recipe, placement, _ = here(*load([], [*WORDS, *words]))
+    made = measure.make(recipe, placement, recipe.global_batch, lambda text: None)
+    assert sorted({one.collective for one in made.software}) == collectives
+    assert len(made.together) == 4
+    assert len(made.norms) == (2 if "batch_norm" in str(words) else 0)
+    assert predict(made, Case(micro=8, per_host=2)).seconds > 0
+    folder = tmp_path / "fits"
+    fits.save(made, folder)
+    assert fits.load(recipe, placement, folder) == made
 
 
 def test_a_run_without_a_fit_says_how_to_get_one(cli: Cli) -> None:

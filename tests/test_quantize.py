@@ -16,6 +16,7 @@ from lockstep.deploy.winograd import WinogradConv
 from lockstep.errors import InputError
 from lockstep.models.nets import cifar_vgg, mnist_convnet
 from lockstep.quantize import convert, fold
+from lockstep.quantize.calibrate import calibrate
 from lockstep.quantize.layers import Int8Conv2d, Int8Linear, use_kernels
 from lockstep.quantize.scheme import Numbers, Scheme, from_range, input_integers, weight_integers, weight_scales
 
@@ -93,6 +94,13 @@ def by_hand(layer: nn.Conv2d | nn.Linear, values: Tensor, numbers: Numbers, sche
     return (whole * numbers.scale * scales.view(1, -1, 1, 1) + layer.bias.view(1, -1, 1, 1)).float()
 
 
+def assert_computes(made: nn.Module, values: Tensor, expected: Tensor) -> None:
+    """By torch's own operators, and with the kernels."""
+    torch.testing.assert_close(made(values), expected.detach(), rtol=1e-4, atol=1e-4)
+    use_kernels(made)
+    torch.testing.assert_close(made(values), expected.detach(), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("scheme", SEVEN, ids=str)
 @pytest.mark.parametrize(
     "layer",
@@ -106,21 +114,14 @@ def by_hand(layer: nn.Conv2d | nn.Linear, values: Tensor, numbers: Numbers, sche
 def test_an_int8_convolution_computes_with_integers(layer: nn.Conv2d, scheme: Scheme) -> None:
     values = images(3, layer.in_channels, 12, 12)
     numbers = from_range(-2.0, 2.5, scheme)
-    made = Int8Conv2d(layer, numbers, scheme)
-    expected = by_hand(layer, values, numbers, scheme).detach()
-    torch.testing.assert_close(made(values), expected, rtol=1e-4, atol=1e-4)
-    use_kernels(made)
-    torch.testing.assert_close(made(values), expected, rtol=1e-4, atol=1e-4)
+    assert_computes(Int8Conv2d(layer, numbers, scheme), values, by_hand(layer, values, numbers, scheme))
 
 
 def test_an_int8_linear_layer_computes_with_integers_static_and_dynamic() -> None:
     layer, values, scheme = nn.Linear(40, 7), images(5, 40), Scheme()
     numbers = from_range(-1.5, 2.0, scheme)
     made = Int8Linear(layer, numbers, scheme)
-    expected = by_hand(layer, values, numbers, scheme).detach()
-    torch.testing.assert_close(made(values), expected, rtol=1e-4, atol=1e-4)
-    use_kernels(made)
-    torch.testing.assert_close(made(values), expected, rtol=1e-4, atol=1e-4)
+    assert_computes(made, values, by_hand(layer, values, numbers, scheme))
 
     of_batch = from_range(values.min().item(), values.max().item(), scheme)
     # Linear layers also take more dimensions than two.
@@ -128,11 +129,7 @@ def test_an_int8_linear_layer_computes_with_integers_static_and_dynamic() -> Non
     expected = by_hand(layer, deep, numbers, scheme).detach()
     torch.testing.assert_close(made(deep), expected, rtol=1e-4, atol=1e-4)
 
-    dynamic = Int8Linear(layer, None, scheme)
-    expected = by_hand(layer, values, of_batch, scheme).detach()
-    torch.testing.assert_close(dynamic(values), expected, rtol=1e-4, atol=1e-4)
-    use_kernels(dynamic)
-    torch.testing.assert_close(dynamic(values), expected, rtol=1e-4, atol=1e-4)
+    assert_computes(Int8Linear(layer, None, scheme), values, by_hand(layer, values, of_batch, scheme))
 
 
 # which layers, and why not
@@ -160,7 +157,7 @@ class Odd(nn.Module):
 
 def static(model: nn.Module, examples: Tensor, scheme: Scheme | None = None) -> convert.Prepared:
     prepared = convert.prepare(model.eval(), examples[:2], "static", scheme or Scheme())
-    convert.calibrate(prepared, examples.split(16))
+    calibrate(prepared, lambda: examples.split(16))
     return prepared
 
 

@@ -147,6 +147,21 @@ def test_a_model_of_ones_own_with_an_operator_that_cannot_be_quantized(trained: 
     assert report["calibration"].startswith("640 images of embedded's training set")
 
 
+def test_ranges_that_leave_something_out(trained: Cli) -> None:
+    wide = in_process(trained, method="static")
+    for ranges in ("percentile", "mse"):
+        found = in_process(trained, method="static", scheme=Scheme(ranges=ranges))  # type: ignore[arg-type]
+        assert found["calibration"].endswith(f"; ranges by {ranges}")
+        assert all(
+            narrow["scale"] <= before["scale"]
+            for narrow, before in zip(found["layers"], wide["layers"], strict=True)
+            if narrow["quantized"]
+        )
+        assert found["accuracy"]["int8"] == pytest.approx(found["accuracy"]["fp32"], abs=0.02)
+    words = ["quantize", "net", "--method", "dynamic", "--ranges", "mse"]
+    assert "--method dynamic has none: leave it out" in trained.error(*words, code=2)
+
+
 def test_dynamic_and_quantization_aware_fine_tuning_of_the_same_run(trained: Cli) -> None:
     dynamic = in_process(trained, method="dynamic", engine="qnnpack", profile=True)
     assert "aten::mkldnn_convolution" in {row["name"] for row in dynamic["operators"]["fp32"]}
@@ -159,7 +174,7 @@ def test_dynamic_and_quantization_aware_fine_tuning_of_the_same_run(trained: Cli
     assert aware["calibration"] == "1 more epoch on embedded's training set, ranges in training"
     # Batch norm is folded before, so that one scale for a layer is that of the weights that are deployed.
     coarse = in_process(trained, method="qat", scheme=Scheme(weights="per-tensor", activations="symmetric"))
-    assert coarse["scheme"] == {"weights": "per-tensor", "activations": "symmetric", "bits": 7}
+    assert coarse["scheme"] == {"weights": "per-tensor", "activations": "symmetric", "bits": 7, "ranges": "min-max"}
     assert coarse["accuracy"]["int8"] == pytest.approx(coarse["accuracy"]["fake"], abs=0.005)
     assert {row["zero"] for row in coarse["layers"] if row["quantized"]} == {64}
 

@@ -120,3 +120,12 @@ def test_a_kept_race_is_read_again_by_report(cli: Cli) -> None:
     assert "as fast as ranks=1" in (cli.folder / "race.md").read_text()
     (folder.path / "race.json").write_text('{"format": 1, "entries"')
     assert "race.json" in cli.error("report", "mine", code=2)
+
+
+@pytest.mark.parametrize(("changed", "said"), [({"fused": False}, False), ({"global_batch": 64}, True)])
+def test_who_does_not_compute_the_same_is_said(changed: dict[str, object], said: bool) -> None:
+    windows = made_up({"a": 1.0, "b": 0.6})
+    record = raced(windows, ["a", "b"])
+    other = msgspec.structs.replace(record.entries[1], recipe=msgspec.structs.replace(Recipe(), **changed))
+    record = msgspec.structs.replace(record, entries=[record.entries[0], other])
+    assert ("do not compute the same" in drawn(record, windows)) == said

@@ -40,9 +40,9 @@ C = {
 }  # fmt: skip
 STATED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "d-mnist": (D, {"ranks": 1, "threads": 1, "eval_batch": 128}),
-    "d-mnist-1x2": (D, {"ranks": 2, "launcher": "torchrun", "backend": "gloo"}),
-    "d-mnist-2x1": (D, {"ranks": 2, "hosts": 2, "launcher": "slurm", "backend": "gloo"}),
-    "d-mnist-2x2": (D, {"ranks": 4, "hosts": 2, "launcher": "slurm", "backend": "gloo"}),
+    "d-mnist-1x2": (D, {"ranks": 2, "launcher": "torchrun", "backend": "gloo", "strategy": "ddp"}),
+    "d-mnist-2x1": (D, {"ranks": 2, "hosts": 2, "launcher": "slurm", "backend": "gloo", "strategy": "ddp"}),
+    "d-mnist-2x2": (D, {"ranks": 4, "hosts": 2, "launcher": "slurm", "backend": "gloo", "strategy": "ddp"}),
     "d-mnist-2x2-mpi": (D, {"ranks": 4, "hosts": 2, "backend": "mpi"}),
     "a-cifar": ({**A, "batch_per_rank": 32}, {"ranks": 1}),
     "a-cifar-ddp": ({**A, "batch_per_rank": 32}, {"ranks": 2, "strategy": "ddp", "backend": "gloo"}),

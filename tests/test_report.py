@@ -23,14 +23,13 @@ from lockstep.placement import Placement
 from lockstep.plan import plan
 from lockstep.predict import check
 from lockstep.predict.fit import folder, save
-from lockstep.predict.here import here
+from lockstep.predict.here import as_asked, here
 from lockstep.predict.model import Case, predict
 from lockstep.recipe import Optimizer, Recipe
 from lockstep.report import curves, exchange, setup, steps, timeline
 from lockstep.report.document import report
 from lockstep.report.html import page
 from lockstep.report.subject import Subject, of_names, of_runs, of_study
-from lockstep.report.vega import bundle
 from lockstep.report.views import Bars, Lines, Report, Scatter, Waterfall
 from lockstep.run import Options, Run, Spec, append_line, write_atomic
 from lockstep.settings import load
@@ -40,6 +39,7 @@ from lockstep.study.folder import StudyFolder
 from lockstep.study.plan import Cell as PlannedCell
 from lockstep.study.plan import Item, Planned
 from lockstep.ways import BESIDE, FILE, Way
+from support import empty_cache
 from test_predict import planted
 
 EPOCHS = 10
@@ -144,12 +144,7 @@ def step_rows(count: int, rank: int = 0, start_ns: int = 1_000_000_000) -> np.nd
 
 
 def isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
-    """What was measured on the machine that runs the tests has no place in these reports."""
-    # But for the plotting library, which takes seconds to be put together.
-    kept = bundle.folder()
-    monkeypatch.setattr(bundle, "folder", lambda: kept)
-    monkeypatch.delenv("LOCKSTEP_DATA", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    empty_cache(tmp_path / "cache", monkeypatch)
     return Folders(tmp_path / "runs")
 
 
@@ -405,7 +400,7 @@ def test_the_scaling_curve_has_the_prediction_of_a_fit_with_its_band(folders: Fo
         "ideal",
         "strong scaling (same global batch)",
     ]
-    recipe, placement, _ = here(runs[0].spec().recipe, runs[0].spec().placement)
+    recipe, placement, _ = here(runs[0].spec().recipe, as_asked(runs[0].spec()))
     made = planted(recipe=recipe, placement=placement)
     save(made)
     kinds = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,9 +14,9 @@ from lockstep.backends.costs import store
 from lockstep.backends.costs.cells import Cell
 from lockstep.errors import InputError
 from lockstep.launch import specify
-from lockstep.placement import Placement
-from lockstep.predict.here import here
-from lockstep.recipe import Recipe
+from lockstep.placement import Ddp, Placement
+from lockstep.predict.here import as_asked, here
+from lockstep.recipe import Recipe, Regularize
 from lockstep.run import Options, Probe, Run, Spec
 from lockstep.settings import load
 from lockstep.study.file import read
@@ -78,9 +79,14 @@ def test_the_same_words_are_the_same_placement_everywhere(
     probe.measure(run.recipe, run.placement, cache / "probe", Probe())  # as explain --measure does with a run's spec
     assert [spec.placement for spec in seen] == [run.placement]
 
-    # A fit is made on one host, with the ranks that we start ourselves.
-    one_host = {"hosts": 1, "emulated": False, "launcher": "spawn"}
-    assert here(recipe, placement)[1] == msgspec.structs.replace(run.placement, **one_host)
+    # A fit is made on one host, with the ranks that we start ourselves, over a backend that works between hosts.
+    one_host = {"hosts": 1, "emulated": False, "launcher": "spawn", "backend": "gloo"}
+    _, fitted, remarks = here(recipe, placement)
+    assert fitted == msgspec.structs.replace(run.placement, **one_host)
+    assert here(run.recipe, as_asked(run))[1] == fitted, "a run's backend that was not stated is not stated now"
+    said = "predicted over gloo, which works between hosts; backend=shm predicts ranks of this one"
+    assert remarks == ([said] if fastest == "shm" else [])
+    assert here(recipe, msgspec.structs.replace(placement, hosts=1, emulated=False, backend="shm"))[1].backend == "shm"
 
 
 def test_a_resolved_placement_resolves_to_itself(cache: Path) -> None:
@@ -96,8 +102,8 @@ def test_the_reason_of_each_decision_is_recorded_and_shown(cli: Cli) -> None:
     cli.environment["LOCKSTEP_DATA"] = str(cli.folder / "cache" / "data")  # nothing is measured there
     words = ["data=embedded", "train_limit=96", "global_batch=48", "epochs=1"]
     dry = cli("run", *words, "ranks=2", "--dry-run").stdout
-    assert "# backend gloo: nothing measured on this machine with 2 ranks; run 'lockstep comms'" in dry
-    assert "# strategy ddp: several ranks" in dry
+    assert "# backend shm: ranks of one host share its memory; it was not measured on this machine with 2 ranks" in dry
+    assert "# strategy flat: several ranks, and 17,064 bytes of gradients are one message" in dry
     stated = [f"{key}={value}" for key, value in (("strategy", "single"), ("memory_format", "contiguous"))]
     document = cli.run(*words, *stated)
     run = Run(Path(document["run"]))
@@ -109,7 +115,7 @@ def test_the_reason_of_each_decision_is_recorded_and_shown(cli: Cli) -> None:
 
 
 def test_the_reason_of_an_old_run_is_kept(cache: Path) -> None:
-    _, spec = specify(*load([], ["data=embedded", "ranks=2", "global_batch=48"]), Options(), cache)
+    _, spec = specify(*load([], ["data=embedded", "ranks=2", "backend=gloo", "global_batch=48"]), Options(), cache)
     old = {**msgspec.to_builtins(spec), "why_backend": "gloo: the only one measured"}
     assert "why_backend" not in msgspec.to_builtins(spec)
     del old["why"]
@@ -128,6 +134,19 @@ def test_a_gpu_gets_the_backend_for_gpus_whatever_is_fastest_on_the_cpu(
     found = resolve.resolve(Recipe(), Placement(ranks=2))
     assert (found.placement.device, found.placement.backend) == ("cuda", "nccl")
     assert resolve.resolve(Recipe(), Placement(ranks=2, device="cpu")).placement.backend == "shm"
+
+
+def test_gradients_that_are_one_message_are_sent_flat(cache: Path) -> None:
+    def strategy(recipe: Recipe, **words: Any) -> str:
+        return resolve.resolve(recipe, Placement(**{"ranks": 2, **words})).placement.strategy
+
+    small, large = Recipe(model="mnist-convnet"), Recipe(model="cifar-vgg", data="cifar10")
+    assert (strategy(small), strategy(large), strategy(small, ranks=1)) == ("flat", "ddp", "single")
+    assert strategy(small, ddp=Ddp(bucket_mb=1.0)) == "ddp", "who states a knob of DDP's means DDP"
+    # What would have to be built is not: that takes torch, which the supervisor does without.
+    assert strategy(msgspec.structs.replace(small, model="net.py:Net")) == "ddp"
+    assert strategy(msgspec.structs.replace(small, regularize=Regularize(batch_norm="per-rank"))) == "ddp"
+    assert resolve.resolve(small, Placement(ranks=2), script=True).placement.strategy == "ddp"
 
 
 def test_what_a_script_exchanges_is_not_known(cache: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -413,6 +414,22 @@ def test_evaluation_leaves_the_modes_of_layers_as_they_were() -> None:
             assert not net(torch.zeros(1, 5)).requires_grad
         assert model.training
         assert not frozen.training
+
+
+def test_an_evaluation_in_the_midst_of_an_epoch_is_no_part_of_a_step() -> None:
+    slept = 0.05
+    with own_loop.session() as s:
+        model = s.wrap(nn.Linear(5, 3))
+        for number, step in enumerate(s.steps(8, batch=2, epoch=1)):
+            step.backward(model(torch.zeros(2, 5)).sum())
+            if number in (1, 3):  # the second of them after the last step
+                with s.evaluation():
+                    time.sleep(slept)
+        record = s.end_epoch()
+        assert record["eval_seconds"] >= 2 * slept
+        assert record["samples"] == 8, "every step counts"
+        rows = s.recorder.log.phase_seconds(0)
+        assert rows["data"] < slept, "the next step's clock starts after it"
 
 
 def test_mistakes_are_named() -> None:

@@ -26,8 +26,6 @@ from lockstep.backends.shm import meet as shm_meet
 from lockstep.backends.shm import segment as shm_segment
 from lockstep.backends.shm.group import ShmGroup
 from lockstep.errors import InputError
-from lockstep.measure.records import read_steps
-from lockstep.run import Run
 from shm_rank import Session, numbers
 from support import SHORT, Cli, processes_of, wait_for
 
@@ -519,8 +517,7 @@ def test_a_network_namespace_is_a_host_of_its_own() -> None:
     assert inside.stdout.split("|")[:2] == here.split("|")[:2], "the same machine and boot"
 
 
-# Two ranks with DDP are in test_verify.py.
-@pytest.mark.parametrize("words", [("ranks=4",), ("ranks=2", "strategy=flat")], ids=" ".join)
+@pytest.mark.parametrize("words", [("ranks=4", "strategy=ddp"), ("ranks=2", "strategy=flat")], ids=" ".join)
 def test_runs_compute_what_one_process_computes(module_cli: Cli, alone: Any, words: tuple[str, ...]) -> None:
     run = module_cli.run(*SHORT, "threads=1", "backend=shm", *words)
     assert run["ranks_agree"]
@@ -530,15 +527,7 @@ def test_runs_compute_what_one_process_computes(module_cli: Cli, alone: Any, wor
 
 @pytest.mark.cold
 def test_kill_9_in_a_run_ends_all_and_names_the_rank(cli: Cli) -> None:
-    process = cli.start("run", *SHORT, "epochs=100000", "threads=1", "ranks=2", "backend=shm")
-    run = wait_for(lambda: next((Run(p.parent) for p in cli.runs.glob("*/run.json")), None), what="the run folder")
-    wait_for(
-        lambda: (
-            all(len(read_steps(run.rank_folder(rank) / "steps.bin")) > 20 for rank in range(2))
-            and len(run.rank_statuses()) == 2
-        ),
-        what="steps on both ranks",
-    )
+    process, run = cli.started(*SHORT, "epochs=100000", "threads=1", "ranks=2", "backend=shm", "strategy=ddp")
     os.kill(int(run.rank_statuses()[1]["pid"]), signal.SIGKILL)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 3, errors

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-import slurm_cluster
 from lockstep.errors import InputError
 from lockstep.launch import mpirun
 from lockstep.launch.slurm import launcher as slurm
@@ -101,17 +100,6 @@ def test_without_slurm_the_error_says_what_to_install(cli: Cli) -> None:
     assert Run.find("last", cli.runs).status()["state"] == "failed"
 
 
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
-    reason = slurm_cluster.missing()
-    if reason:
-        pytest.skip(reason)
-    with slurm_cluster.running() as started:
-        yield started
-    assert not processes_of(started.folder)
-    assert not started.processes(), "the cluster has stopped"
-
-
 @pytest.fixture
 def on_cluster(cluster: Cluster, cli: Cli) -> Iterator[Cli]:
     """The command line with this cluster's configuration. Whatever the test did, no process of its runs is left."""
@@ -165,7 +153,7 @@ def test_two_nodes_compute_what_one_process_computes(on_cluster: Cli, alone: dic
 
 
 def test_four_ranks_on_two_nodes_by_torchrun(on_cluster: Cli, alone: dict[str, Any]) -> None:
-    document = on_cluster.run(*SHORT, *ON_SLURM, "hosts=2", "ranks=4", "slurm.ranks_by=torchrun")
+    document = on_cluster.run(*SHORT, *ON_SLURM, "hosts=2", "ranks=4", "strategy=ddp", "slurm.ranks_by=torchrun")
     assert_same_as_alone(document, alone)
     assert len(document["ranks"]) == 4
 

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from lockstep import statistics as ours
-from lockstep.statistics import compare, compare_family, median_interval, permutation_p
+from lockstep.metrics import Kind
+from lockstep.statistics import compare, compare_family, median_interval, permutation, t_p, t_quantile
+from lockstep.statistics.comparisons import _deviation_quartile
+from lockstep.statistics.permutation import permutation_p, rank_differences
 from lockstep.study.stability import Timed, judge
 
 Noise = Callable[[random.Random], float]
@@ -48,9 +50,9 @@ def test_students_t_is_that_of_scipy() -> None:
     """scipy.stats, which is too slow to import for a command, as the reference."""
     for degrees in (1, 2, 3, 4, 5, 8, 11, 200):
         for p in (0.5, 0.05, 0.0025, 1e-6):
-            value = ours.t_quantile(p, degrees)
+            value = t_quantile(p, degrees)
             assert value == pytest.approx(scipy.stats.t.isf(p / 2, degrees), rel=1e-9), degrees
-            assert ours.t_p(value, degrees) == ours.t_p(-value, degrees) == pytest.approx(p, rel=1e-9)
+            assert t_p(value, degrees) == t_p(-value, degrees) == pytest.approx(p, rel=1e-9)
 
 
 def test_accuracies_have_the_p_value_of_a_signed_rank_test() -> None:
@@ -79,7 +81,7 @@ def test_times_without_drift_have_the_p_value_of_a_permutation_test_on_ranks() -
             permutation_type="samples",
             n_resamples=2**n,
         )
-        assert permutation_p(ours.rank_differences(a, b, 0.0)) == pytest.approx(expected.pvalue, rel=1e-12)
+        assert permutation_p(rank_differences(a, b, 0.0)) == pytest.approx(expected.pvalue, rel=1e-12)
 
 
 def test_the_interval_of_a_median_is_that_of_scipy() -> None:
@@ -107,7 +109,7 @@ def test_the_upper_quartile_of_a_deviation_is_one_that_three_quarters_of_samples
     rng = np.random.default_rng(34)
     for n in (3, 5, 12):
         deviations = rng.normal(size=(20_000, n)).std(axis=1, ddof=1)
-        assert np.mean(deviations * ours._deviation_quartile(n) >= 1) == pytest.approx(0.75, abs=0.01), n
+        assert np.mean(deviations * _deviation_quartile(n) >= 1) == pytest.approx(0.75, abs=0.01), n
 
 
 def test_the_p_value_is_what_all_swaps_give() -> None:
@@ -128,7 +130,7 @@ def test_above_the_exact_range_the_normal_distribution_agrees_with_the_exact_one
     r = random.Random(2)
     ranks = [r.randint(-30, 40) for _ in range(20)]
     exact = permutation_p(ranks)
-    monkeypatch.setattr(ours, "EXACT_UP_TO", 19)
+    monkeypatch.setattr(permutation, "EXACT_UP_TO", 19)
     assert permutation_p(ranks) == pytest.approx(exact, abs=0.02)
 
 
@@ -143,7 +145,7 @@ def enumerated(a: np.ndarray, b: np.ndarray, levels: np.ndarray, shift: float) -
 
 
 @pytest.mark.parametrize("kind", ["time", "accuracy"])
-def test_the_interval_ends_where_the_enumerated_test_says_so(kind: ours.Kind) -> None:
+def test_the_interval_ends_where_the_enumerated_test_says_so(kind: Kind) -> None:
     r = random.Random(3)
     for n in (6, 9, 10):
         a, b = (np.array([r.gauss(middle, 0.01) for _ in range(n)]) for middle in (0.01, 0.0))

@@ -559,14 +559,14 @@ def test_a_whole_run_with_local_sgd_equals_a_plain_loop(module_cli: Cli) -> None
 
 
 def test_a_whole_run_with_zero_ends_with_the_same_bits(module_cli: Cli) -> None:
-    with_zero, without = (module_cli.run(*SHORT, *TWO, f"zero={word}") for word in ("true", "false"))
+    with_zero, without = (module_cli.run(*SHORT, *TWO, "strategy=ddp", f"zero={word}") for word in ("true", "false"))
     assert with_zero["weights_sha256"] == without["weights_sha256"]
     assert with_zero["ranks_agree"]
 
 
 @pytest.mark.slow
 def test_a_run_with_zero_is_kept_and_goes_on_with_another_number_of_ranks(module_cli: Cli) -> None:
-    words = ["data=embedded", "train_limit=96", "global_batch=24", "zero=true", "threads=1"]
+    words = ["data=embedded", "train_limit=96", "global_batch=24", "zero=true", "threads=1", "strategy=ddp"]
     whole = module_cli.run(*words, "ranks=2", "epochs=2")
     first = module_cli.run(*words, "ranks=2", "epochs=1", "--checkpoint-every", "1")
     assert first["ranks_agree"]

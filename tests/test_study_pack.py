@@ -10,7 +10,7 @@ import shutil
 import stat
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,17 +32,24 @@ from lockstep.report.subject import of_study
 from lockstep.run import Run, append_line
 from lockstep.study import pack as packing
 from lockstep.study import packed as checking
+from lockstep.study import timing
 from lockstep.study.compare import study_document
 from lockstep.study.folder import StudyFolder
 from lockstep.study.pack import LARGEST_LOG, MANIFEST, Packed, pack
 from lockstep.study.private_paths import PrivatePaths
 from lockstep.study.unpack import unpack
-from support import Cli
+from support import Cli, empty_cache
 
+STUDIES = Path(__file__).parents[1] / "docs/studies"
 Members = dict[str, bytes]
-
-
 Sound = tuple[Path, bytes, dict[str, Any]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        empty_cache(tmp_path_factory.mktemp("cache"), patch)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +180,14 @@ def test_the_same_content_gives_the_same_bytes(study: StudyFolder, tmp_path: Pat
     assert first == later
     assert [manifest.pop("created") for manifest in manifests] == [1.7e9, 1.8e9]
     assert manifests[0] == manifests[1]
+
+
+@pytest.mark.parametrize("file", sorted(STUDIES.glob("*.study.zip")), ids=lambda file: str(file.name))
+def test_a_race_of_an_earlier_version_still_counts(file: Path, tmp_path: Path) -> None:
+    """A field that was added since must not make another race of it (study/plan.py: NEWER)."""
+    study = StudyFolder(Path(unpack(file, tmp_path).folder))
+    if (study.path / timing.STATE).exists():
+        assert timing.read(study, study.read()) is not None
 
 
 # ---------------------------------------------------------------- what is in it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 from collections.abc import Callable
@@ -242,3 +243,34 @@ def test_a_training_whose_checkpoints_are_damaged_begins_anew(tmp_path: Path, mo
     assert go_on(watcher) == {"done": 1, "failed": 0, "left": 0}
     assert any("could not go on from its checkpoint, and begins anew" in text for text in heard), heard
     assert done(tmp_path).spec().options.resume_from is None
+
+
+class Killing(Watcher):
+    """Kills the first rank of a training that goes on from a checkpoint, as soon as it has one of its own; once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.killed: Run | None = None
+
+    def begins(self, step: Step) -> Progress | None:
+        def watch(run: Run, spec: Spec) -> None:
+            if spec.options.resume_from and run.has_checkpoint and self.killed is None:
+                self.killed = run
+                os.kill(int(run.rank_statuses()[0]["pid"]), signal.SIGKILL)
+
+        return watch
+
+
+@pytest.mark.cold
+def test_a_training_that_goes_on_and_is_killed_goes_on_from_where_it_got_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(execute, "LONG_TRAINING_S", 0.0)
+    go_on, _ = stopped_once(tmp_path)
+    watcher = Killing()
+    heard: list[str] = []
+    monkeypatch.setattr(watcher, "says", heard.append)
+    assert go_on(watcher) == {"done": 1, "failed": 0, "left": 0}
+    assert any("goes on from its last checkpoint: run failed: rank 0 was killed" in text for text in heard), heard
+    assert watcher.killed is not None
+    assert done(tmp_path).spec().options.resume_from == str(watcher.killed.folder)

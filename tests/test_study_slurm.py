@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from collections.abc import Iterator
 
 import pytest
 
-import slurm_cluster
 from lockstep.run import list_runs, read_json
 from slurm_cluster import Cluster
 from support import Cli, processes_of, wait_for
@@ -31,16 +29,6 @@ ranks = 1
 [factors]
 global_batch = [48, 96]
 """
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    reason = slurm_cluster.missing()
-    if reason:
-        pytest.skip(reason)
-    with slurm_cluster.running() as started:
-        yield started
-    assert not started.processes(), "the cluster has stopped"
 
 
 def test_jobs_run_at_once_and_a_killed_study_waits_for_those_it_left(cluster: Cluster, cli: Cli) -> None:

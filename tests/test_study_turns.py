@@ -188,6 +188,15 @@ def test_whole_trainings_check_what_turns_say_and_early_stopping_counts(tmp_path
     assert stopped.document["cells"][0]["metrics"]["seconds"]["median"] == pytest.approx(steps / 2, rel=0.01)
 
 
+def test_two_starts_are_too_few_for_an_interval_and_said_to_be_two() -> None:
+    ratio = estimate.Ratio(contender="b", baseline="a", verdict="not settled", n=2, rounds=8, effect=1.2)
+    found = versus._raced(ratio, 1.0, "time")
+    assert versus.verdict_text(found).startswith("2 starts: too few for an interval")
+    one = versus._raced(msgspec.structs.replace(ratio, n=1), 1.0, "time")
+    assert versus.verdict_text(one).startswith("1 start: too few")
+    assert versus.verdict_text(compare_family([([1.0], [2.0])], "time")[0]) == "one pair: repeat it"
+
+
 def test_how_long_early_stopping_makes_a_training_shows_in_trainings_alone(tmp_path: Path) -> None:
     cells = {"whole": {}, "early": {"early_stopping.patience": 1}}
     study = Made(tmp_path, cells=cells, repeats=3)

@@ -163,6 +163,18 @@ def test_loss_scale() -> None:
 # --- autograd ----------------------------------------------------------------------------------------------------------------
 
 
+def test_the_engine_begins_from_a_gradient() -> None:
+    """As loss.backward(gradient) does; of another shape it is refused, and one of another type is converted."""
+    x = torch.randn(3, requires_grad=True)
+    for gradient in (torch.tensor(0.25), torch.tensor(0.25, dtype=torch.float64)):
+        x.grad = None
+        for _ in range(2):  # gradients add up
+            private.engine.run_backward(((x * x).sum(),), (gradient,), False, False, (), True, True)
+        torch.testing.assert_close(x.grad, 2 * 0.25 * 2 * x.detach())
+    with pytest.raises(RuntimeError, match="shape"):
+        private.engine.run_backward((x * x,), (torch.tensor(1.0),), False, False, (), True, True)
+
+
 def test_current_graph_task() -> None:
     seen: list[int] = []
     value = torch.ones(1, requires_grad=True)

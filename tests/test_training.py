@@ -35,7 +35,7 @@ def alone(alone: dict[str, Any]) -> Run:
 @pytest.fixture(scope="module")
 def three(module_cli: Cli) -> Run:
     """Three ranks on whatever cores there are; 31, the last batch, does not divide by three."""
-    return Run(Path(module_cli.run(*SHORT, "ranks=3", "accumulation=2", "threads=1")["run"]))
+    return Run(Path(module_cli.run(*SHORT, "ranks=3", "strategy=ddp", "accumulation=2", "threads=1")["run"]))
 
 
 def naive_losses(recipe: Recipe, steps: int) -> list[float]:
@@ -202,7 +202,8 @@ def test_a_time_limit_stops_all_ranks_together(module_cli: Cli) -> None:
 def test_a_rank_without_samples_takes_part(module_cli: Cli) -> None:
     """Nine samples over two ranks with batches of eight: the last batch has one sample, and rank 0 has none of it."""
     words = ("data=embedded", "train_limit=9", "test_limit=3", "global_batch=8", "epochs=3", "seed=1")
-    two = Run(Path(module_cli.run(*words, "ranks=2", "threads=1")["run"]))
+    place = ("ranks=2", "threads=1", "backend=gloo", "strategy=ddp")
+    two = Run(Path(module_cli.run(*words, *place)["run"]))
     one = Run(Path(train_here(module_cli.runs, *words, "threads=1")["run"]))
     assert read_steps(two.rank_folder(0) / "steps.bin")["samples"].tolist() == [4, 0] * 3
     np.testing.assert_allclose(step_losses(two), step_losses(one), rtol=1e-5)

@@ -25,7 +25,7 @@ from lockstep.verify.steps import Rounding
 from lockstep.verify.update import Rounded, update
 from support import Cli
 
-WORDS = ("data=embedded", "global_batch=24", "test_limit=400", "backend=gloo", "threads=1", "ranks=2")
+WORDS = ("data=embedded", "global_batch=24", "test_limit=400", "backend=gloo", "strategy=ddp", "threads=1", "ranks=2")
 ADAM = ("optimizer.lr=0.005",)
 SGD = ("optimizer.name=sgd", "optimizer.lr=0.05", "optimizer.momentum=0.9")
 FAULTS = Path(__file__).with_name("verify_faults.py")

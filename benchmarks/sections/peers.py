@@ -37,12 +37,12 @@ class Peer:
 
 # The peers that have a target, and a plain loop with Lockstep's settings: what is left is the loop.
 PEERS: dict[str, Peer] = {
-    "report_loop": Peer("report_loop", 1.5),
-    "tensor_loader": Peer("tensor_loader", 1.0),
-    "lightning": Peer("lightning_trainer", 1.5),
-    "fabric": Peer("fabric", 1.0),
-    "accelerate": Peer("accelerate_loop", 1.5),
-    "tensor_loader+tuned": Peer("tensor_loader", None, TUNED),
+    "report_loop": Peer("report_loop", None),
+    "tensor_loader": Peer("tensor_loader", 4.0),
+    "lightning": Peer("lightning_trainer", 6.0),
+    "fabric": Peer("fabric", 4.0),
+    "accelerate": Peer("accelerate_loop", 4.0),
+    "tensor_loader+tuned": Peer("tensor_loader", 2.0, TUNED),
 }
 EXTRAS: dict[str, Peer] = {
     "tensor_loader+fused": Peer("tensor_loader", None, FUSED),

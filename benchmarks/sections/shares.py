@@ -21,7 +21,7 @@ from benchmarks.throttle import throttled
 
 RECIPE = ("data=mnist", "train_limit=12000", "test_limit=500", "global_batch=256", "threads=1", "epochs=10")
 ALONE, SLOW = "one rank", "one rank, throttled"
-GLOO, SHM = ("ranks=2", "backend=gloo"), ("ranks=2", "backend=shm", "strategy=flat")
+GLOO, SHM = ("ranks=2", "backend=gloo", "strategy=ddp"), ("ranks=2", "backend=shm", "strategy=flat")
 WAYS: dict[str, tuple[tuple[str, ...], int | None]] = {
     ALONE: (("ranks=1", "global_batch=128"), None),
     SLOW: (("ranks=1", "global_batch=128"), 0),

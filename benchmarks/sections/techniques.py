@@ -30,7 +30,7 @@ def measure(settings: Settings) -> Section:
     contenders: dict[str, Contender] = {
         name: partial(ours.train, VGG_BATCH, 1, 2, VGG_IMAGES, None, (*VGG, *words)) for name, words in vgg.items()
     }
-    gloo = ("backend=gloo",)
+    gloo = ("backend=gloo", "strategy=ddp")
     contenders[EVERY] = partial(ours.train, 32, 2, 1, settings.samples, None, gloo)
     contenders[SELDOM] = partial(ours.train, 256, 2, 1, settings.samples, None, (*gloo, "accumulation=8"))
     checkpoint = ("--checkpoint-every", "1")

@@ -49,15 +49,17 @@ class Figure:
     def title(self, target: float | None) -> str:
         return self.label.format(target="the target" if target is None else f"{target:.1%}")
 
-    def text(self, value: float | None, low: float | None = None, high: float | None = None) -> str:
+    def text(
+        self, value: float | None, low: float | None = None, high: float | None = None, n: int | None = None
+    ) -> str:
         """10.2 s (9.98–10.4)."""
-        return units.span(value, low, high, self.unit)
+        return units.span(value, low, high, self.unit, n)
 
-    def effect(self, effect: float | None, low: float | None, high: float | None) -> str:
+    def effect(self, effect: float | None, low: float | None, high: float | None, n: int | None = None) -> str:
         """0.625× (0.601–0.648), or +0.31 points (−0.12 to +0.74)."""
         if effect is None:
             return ""
-        return (units.ratio if self.by_ratio else units.points)(effect, low, high)
+        return (units.ratio if self.by_ratio else units.points)(effect, low, high, n)
 
 
 # What the records of a run hold, by the name that it has in summary.json, in epochs.jsonl and in the list of runs.

@@ -16,13 +16,16 @@ from lockstep.recipe import NonNegative, Positive, PositiveFloat, Recipe
 
 # Far more than any cluster has: what is beyond it is a slip of the keyboard, and planning it would take hours.
 Ranks = Annotated[int, Meta(ge=1, le=100_000)]
+# PyTorch's own. Left unstated, DDP starts with a small bucket, so that the exchange begins early.
+DEFAULT_BUCKET_MB = 25.0
+FIRST_BUCKET_BYTES = 1 << 20
 STRATEGIES = ("single", "ddp", "flat", "naive", "dp", "fsdp", "local-sgd", "diloco")
 
 
 class Ddp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The knobs of DistributedDataParallel."""
 
-    bucket_mb: PositiveFloat = 25.0
+    bucket_mb: PositiveFloat = DEFAULT_BUCKET_MB
     """Gradients are exchanged in buckets of about this size."""
     static_graph: bool = False
     """Promise that every step uses the same parameters in the same order."""

@@ -132,15 +132,23 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     early_stopping: EarlyStopping = EarlyStopping()
     compile: bool = False
     """Compile the model with torch.compile; the time that takes is measured apart."""
-    fused: bool = False
-    """Convolution, ReLU and max-pool in one kernel of Lockstep's own, where it was measured to be faster (docs/kernels.md)."""
+    fused: bool | Literal["auto"] = "auto"
+    """Convolution, ReLU and max-pool in one kernel of Lockstep's own, where it was measured to be faster (docs/kernels.md). True says so
+    where that is in vain; auto is silent, and leaves it where something else needs the layers apart."""
     quantize: Literal["off", "qat"] = "off"
     """qat: train with fake quantization, and make and test an int8 model after every epoch (docs/quantization.md)."""
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 123
 
 
-# What may change when a run goes on from a checkpoint: how long, not what.
-MAY_CHANGE = ("epochs", "max_steps", "early_stopping")
+# What may change when a run goes on from a checkpoint: how long, not what. Kernels compute the same within rounding, as placements do.
+MAY_CHANGE = ("epochs", "max_steps", "early_stopping", "fused")
+
+
+def fuses(recipe: Recipe, device: str) -> bool:
+    """Whether its model gets Lockstep's own kernels. Left to us, it does on a CPU, unless something needs the layers apart."""
+    if recipe.fused != "auto":
+        return recipe.fused
+    return device == "cpu" and recipe.quantize == "off"
 
 
 def global_terms(recipe: Recipe) -> Recipe:

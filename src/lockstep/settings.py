@@ -265,10 +265,11 @@ def _choices(key: str) -> list[str]:
 
 
 def _forms(key: str) -> str:
-    """What a key takes, in words: its choices, and a list where that is possible too."""
-    choices = ", ".join(_choices(key))
-    is_list = any(get_origin(hint) is list for hint in _hints(key))
-    return f"{choices}, or a list such as [3,1]" if is_list else f"one of {choices}"
+    """What a key takes, in words: its choices, and a list or a switch where that is possible too."""
+    choices, hints = ", ".join(_choices(key)), _hints(key)
+    if any(get_origin(hint) is list for hint in hints):
+        return f"{choices}, or a list such as [3,1]"
+    return f"{choices}, true or false" if bool in hints else f"one of {choices}"
 
 
 def _hints(key: str) -> list[Any]:

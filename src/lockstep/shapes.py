@@ -101,6 +101,8 @@ class Epoch(Results, total=False):
     steps: Count | None
     samples: Count | None
     time: Moment | None
+    delayed_seconds: Seconds | None
+    """In which the rank's thread could have run and had no processor."""
 
 
 class Numbers(TypedDict, total=False):

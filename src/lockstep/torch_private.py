@@ -9,7 +9,7 @@ have (backends/python_group.py), and the hook by which DDP tells the compiler wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from types import FunctionType
@@ -47,6 +47,9 @@ fused_sgd_ = torch._fused_sgd_
 # The loss scale. torch.amp.GradScaler wants an optimizer of torch.optim.
 amp_unscale_ = torch._amp_foreach_non_finite_check_and_unscale_
 amp_update_scale_ = torch._amp_update_scale_
+
+engine: Any = torch.autograd.Variable._execution_engine
+"""What tensor.backward calls. With a gradient to begin from, that imports the symbolic shapes of the compiler (0.5 s) to compare two shapes."""
 
 current_graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
 """The number of the backward pass that is under way in this thread; -1 outside of one."""
@@ -137,6 +140,16 @@ def has_hooks(module: nn.Module) -> bool:
     return bool(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     )
+
+
+def children(module: nn.Module) -> tuple[nn.Module, ...]:
+    """The modules within, by their places, without a look at each."""
+    return tuple(module._modules.values())  # type: ignore[arg-type]
+
+
+def own_parameters(module: nn.Module) -> Iterable[nn.Parameter | None]:
+    """A module's own parameters; where it has none of a name, None. Its attributes are looked for in three places."""
+    return module._parameters.values()
 
 
 def drop_load_hooks(module: nn.Module) -> None:

@@ -8,6 +8,10 @@ from typing import Any, NamedTuple
 
 MOST = 10**12
 """No setting needs more, and beyond it files cannot be laid out and floats lose whole numbers."""
+FEW = 3
+"""So few values hardly know their own spread: an interval of theirs may reach from nothing to anything."""
+WIDE_RATIO, WIDE_POINTS = 2.0, 0.1
+"""Where its ends differ by more than this and it leaves open which way a difference goes, it is not written."""
 
 
 class Unit(NamedTuple):
@@ -73,10 +77,12 @@ def text(value: float | None, unit: str) -> str:
     return f"{bare(value, unit, factor)}{gap}{name}"
 
 
-def span(value: float | None, low: float | None, high: float | None, unit: str) -> str:
-    """A value with its interval in one unit: 10.2 s (9.98–10.4)."""
+def span(value: float | None, low: float | None, high: float | None, unit: str, n: int | None = None) -> str:
+    """A value with its interval in one unit: 10.2 s (9.98–10.4). `n`: of how many values."""
     if value is None or low is None or high is None:
         return text(value, unit)
+    if _few(n) and high > max(low, WIDE_RATIO * low):
+        return f"{text(value, unit)} {_no_interval(n)}"
     factor, _ = scale(unit, value)
     return f"{text(value, unit)} ({bare(low, unit, factor)}–{bare(high, unit, factor)})"
 
@@ -104,19 +110,31 @@ def percent(share: float) -> str:
     return f"{share:.0%}" if abs(share) >= 0.1 else f"{share:.1%}"
 
 
-def points(difference: float, low: float | None = None, high: float | None = None) -> str:
-    """A difference of accuracies: +0.31 points (−0.12 to +0.74)."""
-    between = "" if low is None or high is None else f" ({_hundredths(low)} to {_hundredths(high)})"
-    return f"{_hundredths(difference)} points{between}"
+def points(difference: float, low: float | None = None, high: float | None = None, n: int | None = None) -> str:
+    """A difference of accuracies: +0.31 points (−0.12 to +0.74). `n`: of how many pairs."""
+    told = f"{_hundredths(difference)} points"
+    if _few(n) and (low is None or high is None or (low <= 0 <= high and high - low > WIDE_POINTS)):
+        return f"{told} {_no_interval(n)}"
+    return told if low is None or high is None else f"{told} ({_hundredths(low)} to {_hundredths(high)})"
 
 
 def _hundredths(value: float) -> str:
     return f"{100 * value:+.2f}".replace("-", "−")
 
 
-def ratio(effect: float, low: float | None, high: float | None) -> str:
-    """0.625× (0.601–0.648), with as many places as the interval bears."""
+def ratio(effect: float, low: float | None, high: float | None, n: int | None = None) -> str:
+    """0.625× (0.601–0.648), with as many places as the interval bears. `n`: of how many pairs."""
+    if _few(n) and (low is None or high is None or (low <= 1 <= high and high > WIDE_RATIO * low)):
+        return f"{effect:.2f}× {_no_interval(n)}"
     if low is None or high is None:
         return f"{effect:.2f}×"
     places = 2 if high - low > 0.1 else 3
     return f"{effect:.{places}f}× ({low:.{places}f}–{high:.{places}f})"
+
+
+def _few(n: int | None) -> bool:
+    return n is not None and n <= FEW
+
+
+def _no_interval(n: int | None) -> str:
+    return f"(n={n}: no interval)"

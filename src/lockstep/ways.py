@@ -37,7 +37,8 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     together      all ranks at once, as the run trains
     no-data       together, with one batch that is used again and again: no loader
     double        together, with twice the batch
-    half-threads  together, with half the threads
+    fewer-threads together, with as many threads as there are cores for; where these are enough, with half of them
+    large-buckets together, with DDP's default buckets (where they are smaller)
     plain@64, apart@64, …    the same with 64 samples a rank (for `lockstep predict`)
     """
 

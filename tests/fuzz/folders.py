@@ -168,7 +168,7 @@ def _ways(run: Run) -> None:
     phases = [dict.fromkeys(names, 0.0001)] * ranks
     ways = [
         Way(name=name, samples=32, ranks=ranks, threads=1, steps=10, rounds=[[0.002] * ranks] * 5, phases=phases)
-        for name in ("whole", "plain", "wrapped", "apart", "together", "no-data", "double", "half-threads")
+        for name in ("whole", "plain", "wrapped", "apart", "together", "no-data", "double", "fewer-threads")
     ]
     write_atomic(beside.folder / FILE, {"ways": msgspec.to_builtins(ways)})
     beside.write_status("done")

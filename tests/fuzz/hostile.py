@@ -124,7 +124,7 @@ def every_command() -> dict[str, click.Command]:
 
 
 # Takes seconds each time, and takes no input but where runs are.
-SLOW = ("doctor", "demo")
+SLOW = ("doctor", "demo", "kernels build")
 COMMANDS = {name: command for name, command in every_command().items() if name not in SLOW}
 
 

@@ -42,7 +42,7 @@ COMMANDS = {
     "report": "Make one page of runs or studies: findings, curves, tables.",
     "dashboard": "Watch runs and studies in the browser, live.",
     "quantize": "Turn a finished run's model into 8-bit integers; test, write and measure it.",
-    "kernels": "Measure the fused convolution kernels against PyTorch's own.",
+    "kernels": "Compile the fused convolution kernels, and measure them against PyTorch's own.",
     "export": "Write runs for other tools: CSV, JSON, Parquet, MLflow, TensorBoard, Perfetto.",
     "completion": "Print the shell completion script.",
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import platform
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import click
 from lockstep.cli.importing import import_torch
 from lockstep.cli.options import json_option, runs_option
 from lockstep.cli.output import console, note, print_json, styled
+from lockstep.machine import shared_memory
 from lockstep.machine.cache import cache_folder
 from lockstep.machine.quota import ROOT
 from lockstep.run import runs_root
@@ -146,7 +146,8 @@ def _backends() -> Iterator[Finding]:
     yield _there(dist.is_gloo_available(), "gloo (CPU)")
     yield _there(dist.is_nccl_available() and torch.cuda.is_available(), "nccl (CUDA)", "use backend=gloo")
     yield _there(importlib.util.find_spec("mpi4py") is not None, "mpi (CPU)", "pip install 'lockstep[mpi]'")
-    yield _there(platform.machine().lower() in ("x86_64", "amd64"), "shm (CPU, x86)", "use backend=gloo")
+    reason = shared_memory.problem()
+    yield _there(reason is None, f"shm (CPU): it {reason}" if reason else "shm (CPU)", "use backend=gloo")
 
 
 def _launchers() -> Iterator[Finding]:

@@ -26,6 +26,7 @@ QUESTIONS = (
     "overlap",
     "straggler",
     "limits",
+    "outside",
     "accuracy",
     "overfitting",
     "precision",

@@ -1,4 +1,4 @@
-"""`lockstep kernels`: the fused convolution against every other way to compute it, on this machine."""
+"""`lockstep kernels`: the fused convolution, made, and measured against every other way to compute it on this machine."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 EPILOG = """\b
 Examples:
+  lockstep kernels build                         now, and not in the first run
   lockstep kernels bench --quick
   lockstep kernels bench --batch 32 --threads 1
   lockstep kernels bench --shape 3-32-32 --shape 32-64-32-pool --compile
@@ -38,7 +39,20 @@ WRONG_USUALLY = 1e-2
 
 @click.group("kernels", epilog=EPILOG)
 def command() -> None:
-    """Measure the fused convolution + ReLU (+ max-pool)."""
+    """Compile and measure the fused convolution + ReLU (+ max-pool)."""
+
+
+@command.command("build")
+def build() -> None:
+    """Compile the kernels for this machine and try them; otherwise its first run does, and waits for it."""
+    from lockstep.kernels import trial
+    from lockstep.machine.native_code import CannotBuild
+
+    try:
+        target = trial.best_target()
+    except CannotBuild as error:
+        raise RunFailed(f"kernels build: {error}; until then PyTorch's own operators compute") from None
+    console().print(f"The {target} kernels are there, and compute right on this machine.")
 
 
 @command.command("bench", epilog=EPILOG)

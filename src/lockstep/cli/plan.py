@@ -61,6 +61,8 @@ _AS_EXPECTED = ("launcher", "device", "strategy", "threads", "memory_format")
 def decisions(spec: Any, everything: bool = False) -> list[str]:
     """What Lockstep decided and why, a line each."""
     passed_over = () if everything else (*_AS_EXPECTED, *(["backend"] if spec.placement.ranks == 1 else []))
+    if spec.placement.strategy == "flat":  # many expect ddp
+        passed_over = tuple(key for key in passed_over if key != "strategy")
     return [
         f"{key} {value}: {reason}" if value else reason
         for key, value, reason in spec.decisions()

@@ -103,6 +103,7 @@ def _asked(words: tuple[str, ...], runs: Path | None) -> tuple[str | None, Recip
     if "=" in first or first.endswith(".toml") or _is_published(first):
         return None, *read_words(words)
 
+    from lockstep.predict.here import as_asked
     from lockstep.settings import dotted
 
     run = Run.find(first, runs_root(runs))
@@ -110,7 +111,7 @@ def _asked(words: tuple[str, ...], runs: Path | None) -> tuple[str | None, Recip
     if spec.options.script:
         raise InputError(f"{run.id}: a loop of the user's own cannot be measured step by step: name a recipe instead")
     recipe = msgspec.structs.replace(spec.recipe, batch_per_rank=None)
-    base = {key: value for key, value in dotted(recipe, spec.placement).items() if value is not None}
+    base = {key: value for key, value in dotted(recipe, as_asked(spec)).items() if value is not None}
     return run.id, *read_words(words[1:], base)
 
 
@@ -130,7 +131,7 @@ def _fit(
     from lockstep.predict import fit as fits
     from lockstep.predict.here import here
 
-    recipe, placement, remark = here(recipe, placement)
+    recipe, placement, remarks = here(recipe, placement)
     found = None if measure else fits.load(recipe, placement)
     if found is None:
         if name and not measure:
@@ -139,7 +140,7 @@ def _fit(
 
         found = make(recipe, placement, max(recipe.global_batch, batch or 0), note, data_root, anew=measure)
         note(f"predict: fitted in {found.seconds:.0f} s; kept in {fits.save(found)}")
-    return found, [remark] if remark else []
+    return found, remarks
 
 
 def _print(found: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ Examples:
   lockstep quantize last --method qat                 ranges of training (quantize=qat), or one more epoch with it
   lockstep quantize last --sensitivity                which layer costs the accuracy
   lockstep quantize last --weights per-tensor --activations symmetric
+  lockstep quantize last --ranges mse                 outliers left out as far as that rounds better
   lockstep quantize last --measure                    times and memory against fp32, compiled fp32, ONNX Runtime
   lockstep quantize last --engine qnnpack --profile --json
 
@@ -62,6 +63,12 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> list[int
     default="7",
     help="Of inputs; with 8, ONNX Runtime needs a CPU with VNNI.",
 )
+@click.option(
+    "--ranges",
+    type=click.Choice(["min-max", "percentile", "mse"]),
+    default="min-max",
+    help="static: cover all inputs that were seen, all but 1 in 10,000, or what rounds best.",
+)
 @click.option("--calibrate", type=whole(1), help="static: calibrate on N images (1,024, or all there are).")
 @click.option("--epochs", type=click.IntRange(1, 100), default=1, help="qat of a run trained without it.")
 @click.option("--sensitivity", is_flag=True, help="Also test with each layer alone quantized.")
@@ -91,6 +98,7 @@ def command(
     weights: Any,
     activations: Any,
     bits: str,
+    ranges: Any,
     runs: Path | None,
     as_json: bool,
     **options: Any,
@@ -109,7 +117,7 @@ def command(
     from lockstep.deploy.command import Job, quantize
     from lockstep.quantize.scheme import Scheme
 
-    scheme = Scheme(weights=weights, activations=activations, bits=7 if bits == "7" else 8)
+    scheme = Scheme(weights=weights, activations=activations, bits=7 if bits == "7" else 8, ranges=ranges)
     job = Job(scheme=scheme, **options)
     document = quantize(chosen, job, note)
     if as_json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -18,6 +19,7 @@ from lockstep.deploy.tune import fine_tune
 from lockstep.errors import InputError, first_line
 from lockstep.machine.cpu import INSTRUCTIONS, allowed_flags
 from lockstep.quantize import convert
+from lockstep.quantize.calibrate import calibrate
 from lockstep.quantize.convert import Method, Prepared
 from lockstep.quantize.layers import use_kernels
 from lockstep.quantize.scheme import Scheme
@@ -54,6 +56,8 @@ class Job:
 
 def quantize(run: Run, job: Job, say: Callable[[str], None]) -> dict[str, Any]:
     engines.check(job.engine)
+    if job.method != "static" and job.scheme.ranges != "min-max":
+        raise InputError(f"--ranges is about calibration images, and --method {job.method} has none: leave it out")
     subject = load(run, job.data_root)
     if job.method == "qat" and subject.qat and job.scheme != SCHEME:
         raise InputError(
@@ -135,7 +139,7 @@ def _notes(job: Job, prepared: Prepared, program: torch.export.ExportedProgram |
 def _prepared(subject: Subject, job: Job) -> Prepared:
     prepared = convert.prepare(subject.model, subject.example, job.method, job.scheme)
     if job.method == "static":
-        convert.calibrate(prepared, subject.calibration(_images(job, subject)))
+        calibrate(prepared, partial(subject.calibration, _images(job, subject)))
     elif job.method == "qat":
         prepared.keep_ranged()
     convert.leave_out_broken(prepared, subject.example)
@@ -154,7 +158,10 @@ def _images(job: Job, subject: Subject) -> int:
 def _calibration(job: Job, subject: Subject, tuned: bool) -> str:
     data = f"{subject.spec.recipe.data}'s training set"
     if job.method == "static":
-        return f"{_images(job, subject)} images of {data}, in the order of the first epoch, without augmentation"
+        ranges = "" if job.scheme.ranges == "min-max" else f"; ranges by {job.scheme.ranges}"
+        return (
+            f"{_images(job, subject)} images of {data}, in the order of the first epoch, without augmentation{ranges}"
+        )
     if job.method == "dynamic":
         return "none: the range of each batch is taken when it comes"
     return (

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from lockstep.explain import (
     accuracy,
     limits,
+    outside,
     overfitting,
     overlap,
     precision,
@@ -48,9 +49,15 @@ ANALYZERS = (
     ),
     Analyzer(
         "limits",
-        "Is it the loader, the batch, the threads?",
-        "The same step without a loader, with twice the batch, with half the threads, measured in turns.",
+        "Is it the loader, the batch, the threads, the buckets?",
+        "The same step without a loader, with twice the batch, with fewer threads and with large buckets, measured in turns.",
         limits.answer,
+    ),
+    Analyzer(
+        "outside",
+        "What else does the run do?",
+        "The time between steps (evaluation, logging, checkpoints), and within them beside their phases.",
+        outside.answer,
     ),
     Analyzer(
         "accuracy",

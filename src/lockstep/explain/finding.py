@@ -21,6 +21,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     next: str = ""
     cost: float = 0.0
     """The share of the training time that would be saved without it, 0 to 1: findings come in this order. 0 where that was not measured."""
+    interval: tuple[float, float] | None = None
+    """The cost's 95 % interval; None where it is not known."""
+    cause: str = ""
+    """What it blames, in one word, where something surely stands out; empty where nothing does."""
     inflates: bool = False
     """It makes longer what other findings measure, so it comes before them whatever its own cost."""
     figures: dict[str, Any] = {}

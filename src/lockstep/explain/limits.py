@@ -1,4 +1,4 @@
-"""Is it the loader, the batch, the threads? Each is answered by a counterfactual: the same step without it, measured in turns."""
+"""Is it the loader, the batch, the threads, the buckets? Each is answered by a counterfactual: the same step without it, measured in turns."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import statistics
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from lockstep.explain import blocks
 from lockstep.explain.evidence import Evidence
 from lockstep.explain.finding import Finding
 from lockstep.explain.speedup import crowded, known_cores
+from lockstep.placement import DEFAULT_BUCKET_MB
 from lockstep.recipe import Augment
-from lockstep.statistics import median_interval
+from lockstep.statistics import MARGIN_RATIO, median_interval
 from lockstep.units import duration, percent
 from lockstep.ways import Way
 
@@ -27,6 +29,7 @@ def answer(evidence: Evidence) -> Iterator[Finding]:
         return
     found = [
         *_threads(evidence, ways, base),
+        *_buckets(evidence, ways, base),
         *_loader(evidence, ways, base),
         *_batch(evidence, ways, base),
     ]
@@ -43,6 +46,10 @@ class Gain(NamedTuple):
     @property
     def worth(self) -> bool:
         return self.saved >= WORTH and self.low > 0
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        return (self.low, self.high) if math.isfinite(self.high) else None
 
     @property
     def text(self) -> str:
@@ -74,6 +81,8 @@ def _loader(evidence: Evidence, ways: dict[str, Way], base: Way) -> Iterator[Fin
         why=f"{found.text} of a step, n = {len(base.rounds)} rounds with one batch used again and again; it is {blame}",
         next=f"try it with less of {', '.join(on)}" if on else "use a smaller data type or image for the data set",
         cost=found.saved,
+        interval=found.ends,
+        cause="loader",
         figures={"cause": "loader", **found._asdict(), "without_s": way.seconds, "step_s": base.seconds},
     )
 
@@ -94,13 +103,15 @@ def _batch(evidence: Evidence, ways: dict[str, Way], base: Way) -> Iterator[Find
         why=f"{duration(way.seconds)} for {way.samples} samples against {duration(base.seconds)} for {base.samples}: {found.text} saved, n = {len(base.rounds)} rounds",
         next=more,
         cost=found.saved,
+        interval=found.ends,
+        cause="batch",
         figures={"cause": "batch", **found._asdict(), "double_s": way.seconds, "step_s": base.seconds},
     )
 
 
 def _threads(evidence: Evidence, ways: dict[str, Way], base: Way) -> Iterator[Finding]:
     """Threads without a core of their own take turns, which makes every call long: whatever saves calls then seems to help."""
-    way, too_many = ways.get("half-threads"), crowded(evidence)
+    way, too_many = ways.get("fewer-threads"), crowded(evidence)
     found = gain(way, base) if way else None
     worth = found is not None and found.worth
     harmless = found is not None and found.high < WORTH
@@ -109,7 +120,9 @@ def _threads(evidence: Evidence, ways: dict[str, Way], base: Way) -> Iterator[Fi
     placement, cores = evidence.spec.placement, known_cores(evidence)
     threads = placement.threads or 1
     local = base.ranks if placement.emulated else max(1, base.ranks // placement.hosts)
-    measured = f"half of the threads save {found.text} of a step, n = {len(base.rounds)} rounds" if found else ""
+    measured = (
+        f"threads={way.threads} saves {found.text} of a step, n = {len(base.rounds)} rounds" if way and found else ""
+    )
     crowd = f"{local} ranks x {threads} threads share {cores} cores" if too_many else ""
     if worth:
         verdict = f"threads get into each other's way: threads={threads} is too many here"
@@ -123,16 +136,43 @@ def _threads(evidence: Evidence, ways: dict[str, Way], base: Way) -> Iterator[Fi
         why="; ".join(text for text in (crowd, measured or "what fewer ranks would save was not measured") if text),
         next=fitting if threads > 1 else f"ranks={max(1, base.ranks * cores // local)}",
         cost=found.saved if found and worth else 0.0,
+        interval=found.ends if found and worth else None,
+        cause="threads" if worth else "",
         inflates=too_many,
         figures={"cause": "threads", **(found._asdict() if found else {}), "step_s": base.seconds},
     )
 
 
+def _buckets(evidence: Evidence, ways: dict[str, Way], base: Way) -> Iterator[Finding]:
+    """Every bucket is a message, and a message has a price of its own; the exchange that they make longer is shown by other findings too."""
+    way = ways.get("large-buckets")
+    found = gain(way, base) if way else None
+    if way is None or found is None or not found.worth:
+        return
+    size = evidence.spec.placement.ddp.bucket_mb
+    yield Finding(
+        verdict=f"the buckets are small: with ddp.bucket_mb={DEFAULT_BUCKET_MB:g} instead of {size:g}, a step would take "
+        f"{duration(way.seconds)} instead of {duration(base.seconds)}",
+        why=f"{found.text} of a step, n = {len(base.rounds)} rounds: every bucket is a message of its own",
+        next=f"ddp.bucket_mb={DEFAULT_BUCKET_MB:g}, which is the default",
+        cost=found.saved,
+        interval=found.ends,
+        cause="buckets",
+        inflates=True,
+        figures={"cause": "buckets", **found._asdict(), "without_s": way.seconds, "step_s": base.seconds},
+    )
+
+
 def _none(ways: dict[str, Way], base: Way) -> Finding:
-    tried = {"no-data": "no loader", "double": "twice the batch", "half-threads": "half the threads"}
+    tried = {
+        "no-data": "no loader",
+        "double": "twice the batch",
+        "fewer-threads": "fewer threads",
+        "large-buckets": "large buckets",
+    }
     parts = {name: gain(ways[name], base, 2 if name == "double" else 1) for name in tried if name in ways}
     return Finding(
-        verdict="neither the loader, nor the batch, nor the threads hold it up",
+        verdict="neither the loader, nor the batch, nor the threads, nor the buckets hold it up",
         why=f"saved by {', '.join(f'{tried[name]} {found.text}' for name, found in parts.items())}, n = {len(base.rounds)} rounds",
         figures={
             "cause": None,
@@ -146,7 +186,12 @@ def _from_run(evidence: Evidence) -> Iterator[Finding]:
     """Without `--measure`: the loader's share by the step clock, and the number of threads."""
     if not evidence.step:
         return
-    step, data = evidence.step["total"], evidence.step["data"]
+    step = evidence.step["total"]
+    # Of the rank that has least of it: what one rank has more than the others is for "straggler" to tell.
+    data, low, high = blocks.mean(
+        min((rows["data_ns"] / 1e9 for rows in evidence.ranks), key=lambda ns: float(ns.mean()))
+    )
+    surely = low > MARGIN_RATIO * step
     measure = (
         "" if evidence.spec.options.script else f"; see what it is worth: lockstep explain {evidence.run.id} --measure"
     )
@@ -166,6 +211,8 @@ def _from_run(evidence: Evidence) -> Iterator[Finding]:
             + (f"; on: {', '.join(on)}" if on else ""),
             next=f"{'try it with less of ' + ', '.join(on) if on else 'make the batches in advance'}{measure}",
             cost=data / step,
+            interval=(low / step, high / step) if surely else None,
+            cause="loader" if surely else "",
             figures={"cause": "loader", "data_s": data, "step_s": step},
         )
 

@@ -13,19 +13,19 @@ much longer a step together takes than one apart with the exchange and waiting t
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from lockstep.explain import blocks
 from lockstep.explain.evidence import Evidence
 from lockstep.explain.finding import Finding
 from lockstep.machine.cores import cores
+from lockstep.machine.shared_memory import problem
 from lockstep.measure import phases
-from lockstep.measure.phases import Rows
-from lockstep.statistics import ALPHA, MARGIN_RATIO, median_interval, t_quantile
+from lockstep.statistics import MARGIN_RATIO, median_interval
 from lockstep.units import duration, percent
 from lockstep.ways import Way
 
@@ -38,8 +38,6 @@ CAUSES = {
 }
 # A smaller share of a step stands for nothing that anybody would act on: the margin of every comparison of times.
 LEAST = MARGIN_RATIO
-# The run's own steps are divided into this many.
-BLOCKS = 20
 
 
 def answer(evidence: Evidence) -> Iterator[Finding]:
@@ -165,6 +163,8 @@ def _measured(evidence: Evidence, ways: dict[str, Way]) -> Finding:
         if len(first) == 1
         else f"measure longer: lockstep explain {evidence.run.id} --measure --seconds 60",
         cost=parts[first[0]] / step,
+        interval=_share(ends[first[0]], step),
+        cause=first[0],
         figures=figures,
     )
 
@@ -176,6 +176,10 @@ def _or(causes: Sequence[str], parts: dict[str, float], ends: dict[str, Ends]) -
 def _under(causes: Sequence[str]) -> str:
     """Which analyzers say more about them."""
     return " and ".join({"straggler" if cause == "waiting" else "limits": None for cause in causes})
+
+
+def _share(ends: Ends, step: float) -> Ends:
+    return (ends[0] / step, ends[1] / step) if ends else None
 
 
 def _listed(ends: Ends) -> list[float] | None:
@@ -196,7 +200,9 @@ def _from_run(evidence: Evidence) -> Finding:
     step, exchange, waiting = (evidence.step[name] for name in ("total", "exchange", "waiting"))
     waited = np.mean(phases.waiting(evidence.ranks), axis=0)
     exchanged = np.mean([rows["exchange_ns"] for rows in evidence.ranks], axis=0) / 1e9 - waited
-    ends = {"exchange": _over_blocks(exchanged), "waiting": _over_blocks(waited)}
+    timed = blocks.mean(exchanged)
+    ends = {"exchange": timed.ends, "waiting": blocks.mean(waited).ends}
+    surely = timed.low > LEAST * step
     return Finding(
         verdict=f"{percent(exchange / step)} of a step is exposed exchange, {percent(waiting / step)} waiting; "
         "what else is lost has not been measured",
@@ -205,22 +211,15 @@ def _from_run(evidence: Evidence) -> Finding:
         next=f"lockstep explain {evidence.run.id} --measure"
         if evidence.spec.options.script is None
         else "exchange less often, or over a faster backend",
-        cost=exchange / step,
+        cost=exchange / step if surely else 0.0,
+        interval=_share(timed.ends, step) if surely else None,
+        cause="exchange" if surely else "",
         figures={
             "step_s": step,
             "parts_s": {"exchange": exchange, "waiting": waiting},
             "intervals_s": {name: _listed(each) for name, each in ends.items()},
         },
     )
-
-
-def _over_blocks(seconds: Rows) -> Ends:
-    """The 95 % interval of a mean over steps, from the means of blocks: neighbouring steps are slow together."""
-    means = [float(block.mean()) for block in np.array_split(seconds, min(BLOCKS, len(seconds)))]
-    if len(means) < 2:
-        return None
-    half = t_quantile(ALPHA, len(means) - 1) * statistics.stdev(means) / math.sqrt(len(means))
-    return statistics.fmean(means) - half, statistics.fmean(means) + half
 
 
 def crowded(evidence: Evidence) -> bool:
@@ -248,8 +247,8 @@ def _advice(first: str, evidence: Evidence) -> str:
     if first == "contention":
         return "memory or caches are shared: compare fewer ranks with more threads each (lockstep study run workers), or use another host"
     more = []
-    if placement.backend == "gloo" and placement.hosts == 1:
-        more.append("a faster backend (lockstep comms, then backend=auto)")
+    if placement.backend == "gloo" and placement.hosts == 1 and placement.ddp.hook != "powersgd" and not problem():
+        more.append("backend=shm, which sends through memory instead of a socket")
     if plan.accumulation == 1:
         more.append("a larger global batch, so that there are fewer exchanges")
     if placement.strategy == "ddp" and placement.ddp.hook == "none":

@@ -13,16 +13,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lockstep.explain import blocks, slowness
 from lockstep.explain.evidence import Evidence
 from lockstep.explain.finding import Finding
 from lockstep.measure.phases import computing
-from lockstep.statistics import ALPHA, t_quantile
+from lockstep.statistics import ALPHA, MARGIN_RATIO, t_quantile
 from lockstep.units import duration, percent
 
 # Ranks are slow if they work this much longer than the faster half, and surely longer.
 SLOWER = 1.05
 # Neighbouring steps are slow together; blocks of 20 hardly are. A short run has blocks of fewer steps, and at least this many.
 BLOCK_STEPS, FEWEST_BLOCKS = 20, 10
+# Ranks of which now one and now another is late: on a machine with nothing else to do that costs up to 5.5 % of a step (n = 7). Where they had
+# no processor meanwhile, less is worth reporting.
+IN_TURNS, WORTH = 0.08, 0.05
 # In a temporary slow-down, blocks take this much longer.
 BLOCK_SLOWER = 1.2
 # Of the blocks this share is cut off at each end: those in which something else ran.
@@ -57,15 +61,38 @@ def answer(evidence: Evidence) -> Iterator[Finding]:
         yield _slow(evidence, figures, work)
     elif stretch := _stretch(work):
         yield _for_a_while(evidence, stretch, work, step, figures)
+    elif (busy := slowness.neighbour(evidence).of(step)).value >= WORTH:
+        yield _neighbour(busy, step, figures)
     else:
         verdict, advice = "no rank is slow", ""
-        if lost >= 0.05 * step:
+        late = blocks.mean(work.max(axis=0) - work.mean(axis=0)).of(step)
+        if in_turns := late.value >= IN_TURNS and late.low > MARGIN_RATIO:
             verdict += ", but they take turns in being late"
             advice = "something else runs on these cores now and then: keep the machine free, or exchange less often"
         differ = percent(float(means.max() / means.min()) - 1)
         waiting = f"waiting in turns costs {duration(lost)} ({percent(lost / step)}) of a step"
         why = f"the ranks' mean work in a step differs by {differ}; {waiting}"
-        yield Finding(verdict=verdict, why=why, next=advice, cost=lost / step, figures=figures)
+        yield Finding(
+            verdict=verdict,
+            why=why,
+            next=advice,
+            cost=late.value if in_turns else 0.0,
+            interval=late.ends if in_turns else None,
+            cause="turns" if in_turns else "",
+            figures=figures,
+        )
+
+
+def _neighbour(busy: blocks.Mean, step: float, figures: dict[str, Any]) -> Finding:
+    return Finding(
+        verdict=f"something else runs on the ranks' cores: they lose {duration(busy.low * step)} to {duration(busy.high * step)} a step by it",
+        why="for so long they could run and had no processor, which Linux counts: at least what one rank lost, at most what all lost; "
+        "no rank is slow all the time",
+        next="find it with 'top', and keep the cores of the ranks free",
+        cost=busy.value,
+        cause="neighbour",
+        figures=figures,
+    )
 
 
 class Excess(NamedTuple):
@@ -129,6 +156,7 @@ def _uneven(evidence: Evidence, figures: dict[str, Any], work: Any) -> Finding:
         f"the work of the others in a step",
         next=advice,
         cost=figures["lost_s"] / figures["step_s"],
+        cause="shares",
         figures=figures,
     )
 
@@ -140,12 +168,19 @@ def _slow(evidence: Evidence, figures: dict[str, Any], work: Any) -> Finding:
     stretch = _stretch(work)
     since = f", in steps {stretch[1]:,} to {stretch[2]:,}" if stretch and slow == [stretch[0]] else ""
     one = len(slow) == 1
+    placement = evidence.spec.placement
+    kind = "host" if placement.hosts > 1 and whole_hosts(slow, placement.ranks, placement.hosts) else "rank"
+    found = slowness.cost(work, slow).of(figures["step_s"])
+    reason = slowness.reason(evidence, slow, kind)
     return Finding(
         verdict=f"{_where(evidence, slow)} slow: the others wait {duration(waits)} a step for {'it' if one else 'them'}",
         why=f"{'it works' if one else 'they work'} {duration(float(work[slow].mean()))} in a step, {_times(figures)} times as long as the others, and "
-        f"{'is' if one else 'one of them is'} last in {percent(figures['last_in'])} of the steps{since}",
-        next=f"see what else runs there, whether it is throttled, and whether the host differs ('lockstep doctor' there){_less(evidence)}",
-        cost=figures["lost_s"] / figures["step_s"],
+        f"{'is' if one else 'one of them is'} last in {percent(figures['last_in'])} of the steps{since}{f'; {reason.text}' if reason.text else ''}",
+        next=reason.advice
+        or f"see what else runs there, whether it is throttled, and whether the host differs ('lockstep doctor' there){_less(evidence)}",
+        cost=found.value,
+        interval=found.ends,
+        cause=reason.cause,
         figures=figures,
     )
 
@@ -192,13 +227,14 @@ def _for_a_while(
 ) -> Finding:
     slow, first, last = stretch
     part = work[:, first - 1 : last]
-    lost = float((part.max(axis=0) - part.mean(axis=0)).sum()) / work.shape[1]
+    lost = float((part.max(axis=0) - np.delete(part, slow, axis=0).max(axis=0)).sum()) / work.shape[1]
     others = float(np.median(np.delete(part.mean(axis=1), slow)))
     return Finding(
         verdict=f"rank {slow} was slow for a while: steps {first:,} to {last:,}",
         why=f"it worked {float(part[slow].mean()) / others:.2f} times as long as the others then, which costs {percent(lost / step)} of the whole run",
         next="something else ran on its core at that time: run it again, or keep the machine free",
         cost=lost / step,
+        cause="pause",
         figures={**figures, "stretch": list(stretch)},
     )
 

@@ -3,7 +3,22 @@
 May import measure/, machine/ and the files at the top. Its door is `fuse`, for a model, and `FusedConvReLU`, for a layer of one's own.
 """
 
-from lockstep.kernels.fuse import fuse
-from lockstep.kernels.module import FusedConvReLU
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lockstep.kernels.fusing import fuse
+    from lockstep.kernels.module import FusedConvReLU
+
+_WHERE = {"FusedConvReLU": "module", "fuse": "fusing"}
 
 __all__ = ["FusedConvReLU", "fuse"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when it is first used: who only has the kernels compiled needs no torch."""
+    if name not in _WHERE:
+        raise AttributeError(f"module 'lockstep.kernels' has no attribute '{name}'")
+    return getattr(import_module(f"lockstep.kernels.{_WHERE[name]}"), name)

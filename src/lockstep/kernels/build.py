@@ -40,6 +40,7 @@ TARGETS = {
         ("avx512f", "avx512bw", "avx512dq", "avx512vl"),
     ),
     "avx2": Target(8, ("-mavx2", "-mfma"), ("avx2", "fma")),
+    # What the compiler makes of four lanes without being told more: SSE2, or NEON with its 32 registers.
     "portable": Target(4),
     # For checking only.
     "double": Target(2, real="double"),

@@ -49,14 +49,14 @@ class FusedConvReLU(nn.Conv2d):
         return made
 
     def forward(self, input: Tensor) -> Tensor:
-        if self._simple():
+        if self.is_simple():
             return dispatch.conv_relu(input, self.weight, self.bias, int(self.padding[0]), self.pool)
         if self.padding_mode != "zeros":
             input = nn.functional.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             return op.plain(input, self.weight, self.bias, self.stride, 0, self.dilation, self.groups, self.pool)
         return op.plain(input, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups, self.pool)
 
-    def _simple(self) -> bool:
+    def is_simple(self) -> bool:
         """Whether the fused operator can express it at all."""
         return (
             self.stride == (1, 1)

@@ -23,11 +23,25 @@ DONE, NOT_FINITE, NO_MEMORY = range(3)
 @cache
 def load(double: bool = False) -> Native | None:
     """The kernels, compiled now if need be; None, after one warning, where that cannot be done."""
+    found = _found(double)
+    if isinstance(found, Native):
+        return found
+    warnings.warn(f"FusedConvReLU computes with PyTorch's own operators: {found}", stacklevel=3)
+    return None
+
+
+def problem() -> str | None:
+    """Why there are no kernels here, in one line."""
+    found = _found(False)
+    return None if isinstance(found, Native) else found
+
+
+@cache
+def _found(double: bool) -> Native | str:
     try:
         return Native("double" if double else trial.best_target())
     except CannotBuild as error:
-        warnings.warn(f"FusedConvReLU computes with PyTorch's own operators: {error}", stacklevel=3)
-        return None
+        return str(error)
 
 
 class Native:
@@ -39,6 +53,9 @@ class Native:
         functions = ctypes.CDLL(str(library)) if library else load_library(build.sources_for(isa))
         self._forward, self._backward = functions.lockstep_forward, functions.lockstep_backward
         self._forward.argtypes, self._backward.argtypes = [ctypes.c_void_p] * 6, [ctypes.c_void_p] * 8
+        self._linear, self._linear_back = functions.lockstep_linear_forward, functions.lockstep_linear_backward
+        self._linear.argtypes, self._linear_back.argtypes = [ctypes.c_void_p] * 5, [ctypes.c_void_p] * 7
+        self._linear.restype = self._linear_back.restype = None
 
     def forward(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, pool: bool, winograd: bool, keep: bool
@@ -47,21 +64,13 @@ class Native:
         _must_agree(x, weight, bias)
         x, last = _images(x)
         weight = _weights(weight)
-        values, size = _values(x.shape, weight.shape, weight.stride(), x.dtype, padding, pool, winograd, last)
+        told, size = values(x.shape, weight.shape, weight.stride(), x.dtype, padding, pool, winograd, last)
         y = torch.empty(size, dtype=x.dtype, memory_format=_ORDER[last])
         code = torch.empty(size, dtype=torch.uint8, memory_format=_ORDER[last]) if pool and keep else None
         if size[0] == 0:
             return y, code
         bias = None if bias is None else _in_memory(bias.to(weight.dtype))
-        answer = self._forward(
-            values,
-            x.data_ptr(),
-            weight.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            y.data_ptr(),
-            None if code is None else code.data_ptr(),
-        )
-        return (y, code) if _done(answer) else None
+        return (y, code) if self.forward_into(told, x, weight, bias, y, code) else None
 
     def backward(
         self,
@@ -78,7 +87,7 @@ class Native:
         _must_agree(x, weight, None)
         x, last = _images(x)
         weights = _weights(weight)
-        values, size = _values(x.shape, weights.shape, weights.stride(), x.dtype, padding, pool, winograd, last)
+        told, size = values(x.shape, weights.shape, weights.stride(), x.dtype, padding, pool, winograd, last)
         _must_be(grad, "gradient", size, x.dtype)
         _must_be(kept, "kept", size, torch.uint8 if pool else x.dtype)
         grad, kept = _in_memory(grad, _ORDER[last]), _in_memory(kept, _ORDER[last])
@@ -88,19 +97,70 @@ class Native:
         grad_bias = torch.empty(size[1], dtype=weights.dtype)
         if size[0] == 0:
             return grad_x, grad_weight.zero_().to(weight.dtype), grad_bias.zero_().to(weight.dtype)
+        if not self.backward_into(told, grad, kept, x, weights, grad_x, grad_weight, grad_bias):
+            return None
+        return grad_x, grad_weight.to(weight.dtype), grad_bias.to(weight.dtype)
+
+    # For who has seen to sizes, types and strides: these believe all that they are told. False where a number is too large.
+
+    def forward_into(
+        self, told: Any, x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, code: Tensor | None
+    ) -> bool:
+        answer = self._forward(
+            told,
+            x.data_ptr(),
+            weight.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            y.data_ptr(),
+            None if code is None else code.data_ptr(),
+        )
+        return _done(answer)
+
+    def backward_into(
+        self,
+        told: Any,
+        grad: Tensor,
+        kept: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        grad_x: Tensor | None,
+        grad_weight: Tensor,
+        grad_bias: Tensor,
+    ) -> bool:
         answer = self._backward(
-            values,
+            told,
             grad.data_ptr(),
             kept.data_ptr(),
             x.data_ptr(),
-            weights.data_ptr(),
+            weight.data_ptr(),
             None if grad_x is None else grad_x.data_ptr(),
             grad_weight.data_ptr(),
             grad_bias.data_ptr(),
         )
-        if not _done(answer):
-            return None
-        return grad_x, grad_weight.to(weight.dtype), grad_bias.to(weight.dtype)
+        return _done(answer)
+
+    def linear_into(self, sizes: Any, x: Tensor, weight: Tensor, bias: Tensor, y: Tensor) -> None:
+        self._linear(sizes, x.data_ptr(), weight.data_ptr(), bias.data_ptr(), y.data_ptr())
+
+    def linear_back_into(
+        self,
+        sizes: Any,
+        grad: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        grad_x: Tensor,
+        grad_weight: Tensor,
+        grad_bias: Tensor,
+    ) -> None:
+        self._linear_back(
+            sizes,
+            grad.data_ptr(),
+            x.data_ptr(),
+            weight.data_ptr(),
+            grad_x.data_ptr(),
+            grad_weight.data_ptr(),
+            grad_bias.data_ptr(),
+        )
 
 
 # What the compiled code is given passes through the functions below, and only through them: it reads and writes by pointers, and
@@ -155,7 +215,7 @@ def _done(answer: int) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _values(
+def values(
     x: torch.Size,
     weight: torch.Size,
     strides: tuple[int, ...],

@@ -17,7 +17,7 @@ from pathlib import Path
 from lockstep.files import find_once
 from lockstep.kernels import build
 from lockstep.machine import child, facts
-from lockstep.machine.native_code import CannotBuild, folder
+from lockstep.machine.native_code import CannotBuild, folder, has_compiler
 from lockstep.machine.trial import Answers, NotKnown, answers, failed
 from lockstep.run import read_json, write_atomic
 
@@ -40,6 +40,19 @@ def best_target() -> str:
             return name
         wrong.append(problem)
     raise CannotBuild(wrong[0])
+
+
+def is_known() -> bool:
+    """Whether all is compiled and tried that `best_target` would ask for; where nothing can be compiled, there is nothing to wait for."""
+    if not has_compiler():
+        return True
+    for name in build.able():
+        found = _read(path(name)) if build.sources_for(name).path().is_file() else None
+        if found is None:
+            return False
+        if not failed(found):
+            break
+    return True
 
 
 def _problem(name: str) -> str | None:
@@ -79,11 +92,12 @@ def _read(where: Path) -> Answers | None:
 
 def cases(name: str) -> dict[str, child.Case]:
     """Every way and number format. The names complete the sentence "NAME end with SIGILL on this machine"."""
-    return {
+    convolutions = {
         f"{kind} {'Winograd' if winograd else 'direct'} kernels": partial(_case, name, kind, winograd)
         for kind in ("fp32", "bf16")
         for winograd in (False, True)
     }
+    return {**convolutions, "linear kernels": partial(_linear, name)}
 
 
 def _case(name: str, kind: str, winograd: bool) -> None:
@@ -117,6 +131,26 @@ def _case(name: str, kind: str, winograd: bool) -> None:
             for found, right in [pairs[0], pairs[-1]] if pool else pairs:
                 assert found is not None
                 child.compare(found, right)
+
+
+def _linear(name: str) -> None:
+    """With sizes that are no multiple of a vector's."""
+    import ctypes
+
+    import torch
+
+    from lockstep.kernels.native import Native
+
+    rows, inputs, outputs = 7, 45, 11
+    kernels, sizes = Native(name), (ctypes.c_int64 * 3)(rows, inputs, outputs)
+    x, weight, grad = child.numbers(rows, inputs), child.numbers(outputs, inputs), child.numbers(rows, outputs)
+    bias, found = child.numbers(outputs), torch.empty(rows, outputs)
+    back = [torch.empty(rows, inputs), torch.empty(outputs, inputs), torch.empty(outputs)]
+    x32, weight32, bias32, grad32 = (each.float() for each in (x, weight, bias, grad))
+    kernels.linear_into(sizes, x32, weight32, bias32, found)
+    kernels.linear_back_into(sizes, grad32, x32, weight32, *back)
+    for mine, right in zip((found, *back), (x @ weight.T + bias, grad @ weight, grad.T @ x, grad.sum(0)), strict=True):
+        child.compare(mine, right)
 
 
 def main(name: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from lockstep.errors import InputError
+from lockstep.launch.kernels import kernels_made
 from lockstep.launch.specification import Draft, complete
 from lockstep.placement import Placement, one_command_per_host
 from lockstep.run import ENDED, PLANNING, FolderExists, Run, Spec
@@ -41,7 +42,7 @@ def join(draft: Draft, host_index: int, check: Callable[[Spec], None] | None) ->
     Each host has cores of its own, and may have a data cache of its own: both are looked at before its ranks start.
     """
     folder = draft.folder
-    with tempfile.TemporaryDirectory(prefix="lockstep-data-") as scratch:
+    with kernels_made(draft), tempfile.TemporaryDirectory(prefix="lockstep-data-") as scratch:
         here = complete(draft, Path(scratch))
     if check:
         check(here)

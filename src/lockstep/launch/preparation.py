@@ -11,6 +11,7 @@ import msgspec
 from lockstep.errors import InputError
 from lockstep.launch import join, torchrun
 from lockstep.launch.emulated import network as emulate
+from lockstep.launch.kernels import kernels_made
 from lockstep.launch.specification import complete, draft_of
 from lockstep.placement import Placement, one_command_per_host
 from lockstep.recipe import Recipe
@@ -45,7 +46,8 @@ def prepare(
             return join.join(draft, host_index or 0, check)
         raise
     try:
-        spec = msgspec.structs.replace(complete(draft, run.folder / DATA), part=part)
+        with kernels_made(draft):
+            spec = msgspec.structs.replace(complete(draft, run.folder / DATA), part=part)
         if check:
             check(spec)
         _take_kernels(run, draft.options)

@@ -30,9 +30,11 @@ class StallWatch:
         # Half of what the others would wait, so that the stopped rank is named before they give up.
         self._patience_s = max(LEAST_PATIENCE_S, spec.placement.timeout_s / 2)
         self._seen: dict[int, tuple[float, float]] = {}
+        self._checked: float | None = None
 
     def check(self, now: float) -> None:
         """Raise Stalled for the rank that has been silent longest, if that is too long."""
+        self._forgive(now)
         for beat in self._run.rank_statuses():
             rank, time = int(beat["rank"]), float(beat["time"])
             if beat["state"] != "running":
@@ -45,6 +47,14 @@ class StallWatch:
             pid = next(beat["pid"] for beat in self._run.rank_statuses() if beat["rank"] == rank)
             state = " (its process is stopped)" if _is_stopped(int(pid)) else ""
             raise Stalled(rank, f"rank {rank} gave no sign of life for {silent[rank]:.0f} s{state}")
+
+    def _forgive(self, now: float) -> None:
+        """Time in which the watch itself stood still counts for nobody: all were stopped together (Ctrl-Z, a frozen container), and
+        whoever wakes first would blame the others."""
+        gap = 0.0 if self._checked is None else now - self._checked
+        self._checked = now
+        if gap > self._patience_s / 2:
+            self._seen = {rank: (time, since + gap) for rank, (time, since) in self._seen.items()}
 
 
 def _is_stopped(pid: int) -> bool:

@@ -95,6 +95,14 @@ def ticks() -> Ticks:
     return Ticks(user + nice + system + interrupts + soft_interrupts, stolen, sum(fields))
 
 
+def delayed_seconds() -> float | None:
+    """Seconds that this thread could have run and did not get a processor; None where the system does not count them."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return None
+
+
 def waited_seconds() -> float:
     """Seconds that threads of this process could have run and did not get a processor; 0 where the system does not count them."""
     total = 0

@@ -50,7 +50,7 @@ _STEP = struct.Struct("<q")
 
 
 class StepLog:
-    """Writes one row per step; torch writes the loss and the count of hits, so nothing waits for them."""
+    """Writes one row per step. On a GPU torch adds up the loss and the count of hits, so nothing waits for them."""
 
     def __init__(self, path: Path, rows: int, device: torch.device, rows_kept: int = 0, steps_before: int = 0) -> None:
         """`rows_kept`: how many rows of an earlier attempt stay; later ones are overwritten. `steps_before`: steps
@@ -66,11 +66,24 @@ class StepLog:
         self._rows = np.frombuffer(self._map, dtype=ROW)
         self._flushed = self.count = rows_kept
         self._before = steps_before
-        loss, correct = torch.from_numpy(self._rows["loss_sum"]), torch.from_numpy(self._rows["correct"])
+        self._losses, self._hits = self._rows["loss_sum"], self._rows["correct"]
+        loss, correct = torch.from_numpy(self._losses), torch.from_numpy(self._hits)
         self._on_device = device.type != "cpu"
         if self._on_device:
             loss, correct = torch.zeros_like(loss, device=device), torch.zeros_like(correct, device=device)
         self.loss, self.correct = loss, correct
+
+    def add_loss(self, row: int, loss: torch.Tensor) -> None:
+        if self._on_device:
+            self.loss[row].add_(loss)
+        else:
+            self._losses[row] += loss.item()
+
+    def add_correct(self, row: int, correct: torch.Tensor | int) -> None:
+        if self._on_device:
+            self.correct[row].add_(correct)
+        else:
+            self._hits[row] += int(correct)
 
     def write(self, epoch: int, samples: int, start_ns: int, phases: list[int], total_ns: int) -> None:
         """The row of the next step."""

@@ -120,16 +120,23 @@ def is_lazy(model: nn.Module) -> bool:
     return any(unknown(tensor) for tensor in (*model.parameters(), *model.buffers()))
 
 
-def trained_size(recipe: Recipe) -> tuple[int, int] | None:
-    """Trained parameters, and their bytes; None for lazy layers on data that are not known yet.
-
-    Known for the unchanged published nets; others are built, which takes torch's import of two seconds.
-    """
-    from lockstep.data.catalog import find
-
+def published_size(recipe: Recipe) -> tuple[int, int] | None:
+    """Trained parameters, and their bytes, of an unchanged published net; None for all that would have to be built."""
     info = CATALOGUE.get(recipe.model)
     if info and not recipe.model_args and recipe.regularize.batch_norm == "off":
         return info.parameters, 4 * info.parameters
+    return None
+
+
+def trained_size(recipe: Recipe) -> tuple[int, int] | None:
+    """Trained parameters, and their bytes; None for lazy layers on data that are not known yet.
+
+    What is not an unchanged published net is built, which takes torch's import of two seconds.
+    """
+    from lockstep.data.catalog import find
+
+    if known := published_size(recipe):
+        return known
     model = build(recipe, None if is_spec(recipe.data) else find(recipe.data).shape)
     if is_lazy(model):
         return None

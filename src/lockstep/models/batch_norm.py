@@ -20,6 +20,8 @@ class BatchNorm2d(nn.BatchNorm2d):
         super().__init__(channels, eps=eps, momentum=momentum)
         self.synchronised = synchronised
         self._part = momentum
+        self.group: dist.ProcessGroup | None = None
+        """Of a synchronised layer: whose samples count; None: those of all ranks."""
 
     def extra_repr(self) -> str:
         return f"{self.num_features}, synchronised={self.synchronised}"
@@ -38,7 +40,7 @@ class BatchNorm2d(nn.BatchNorm2d):
 
     def _together(self, input: Tensor, real: int) -> Tensor:
         values = input if input.dtype in (torch.float32, torch.float64) else input.float()
-        mean, variance, count = _moments(values[:real])
+        mean, variance, count = _moments(values[:real], self.group)
         with torch.no_grad():
             assert self.running_mean is not None
             assert self.running_var is not None
@@ -49,13 +51,13 @@ class BatchNorm2d(nn.BatchNorm2d):
             self.running_var.lerp_(unbiased.to(self.running_var.dtype), self._part)
         weight, bias = self.weight.to(values.dtype), self.bias.to(values.dtype)
         normalised: Tensor = _Normalise.apply(  # type: ignore[no-untyped-call]
-            values, weight, bias, mean.to(values.dtype), variance.to(values.dtype), count, real, self.eps
+            values, weight, bias, mean.to(values.dtype), variance.to(values.dtype), count, real, self.eps, self.group
         )
         return normalised.to(input.dtype)
 
 
 @torch.no_grad()
-def _moments(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _moments(values: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, variance (over the count itself) and count of each channel over all ranks, in float64.
 
     Ranks exchange sums. In float64, the difference of two sums still has all digits of a float32 variance.
@@ -68,7 +70,7 @@ def _moments(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         sums[:channels] = mean * count
         sums[channels:-1] = (variance + mean * mean) * count
         sums[-1] = count
-    dist.all_reduce(sums)
+    dist.all_reduce(sums, group=group)
     total = sums[-1]
     mean = sums[:channels] / total
     return mean, (sums[channels:-1] / total - mean * mean).clamp_(min=0), total
@@ -88,9 +90,10 @@ class _Normalise(torch.autograd.Function):
         count: Tensor,
         real: int,
         eps: float,
+        group: dist.ProcessGroup | None,
     ) -> Tensor:
         ctx.save_for_backward(values, weight, mean, variance, count)
-        ctx.real, ctx.eps = real, eps
+        ctx.real, ctx.eps, ctx.group = real, eps, group
         return functional.batch_norm(values, mean, variance, weight, bias, False, 0.0, eps)
 
     @staticmethod
@@ -102,7 +105,7 @@ class _Normalise(torch.autograd.Function):
             gradient, values, weight, mean, variance, None, None, False, ctx.eps, [False, True, True]
         )
         sums = torch.stack((by_weight, by_bias)).double()
-        dist.all_reduce(sums)
+        dist.all_reduce(sums, group=ctx.group)
         slope, level = (sums / count).to(values.dtype)
         inverse = (variance + ctx.eps).rsqrt()
         scale = weight * inverse
@@ -114,7 +117,7 @@ class _Normalise(torch.autograd.Function):
             inner[ctx.real :] = 0
         else:
             inner = torch.zeros_like(values)
-        return inner, by_weight, by_bias, None, None, None, None, None
+        return inner, by_weight, by_bias, None, None, None, None, None, None
 
 
 def _wide(channels: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from lockstep.predict.fit import Fit, folder, save
 from lockstep.predict.held import COMMON, CROWDED_SAMPLES, GROUPS, NEXT_TO_NO_LINK, QUICK, Group
 from lockstep.predict.here import here
 from lockstep.predict.interval import kind_of
-from lockstep.predict.model import Case, predict, sent
+from lockstep.predict.model import Case, hops, predict
 from lockstep.predict.score import Tried, by_kind, ranks_of, summary
 from lockstep.run import Options, Run, read_json, write_atomic
 from lockstep.settings import load
@@ -122,15 +122,13 @@ def _survey(group: Group, scratch: Path, tell: Tell) -> tuple[Fit, list[Tried], 
     if survey.of(CROWDED):
         case = _case(fit, group, others[CROWDED])
         beyond = seconds(survey.of(CROWDED)) - predict(fit, case).seconds
-        hops = 2 * (case.ranks - 1) * len(sent(fit, case))
-        fit = msgspec.structs.replace(fit, crowding_s=max(0.0, beyond / hops))
+        fit = msgspec.structs.replace(fit, crowding_s=max(0.0, beyond / hops(fit, case)))
     detour = 0.0
     if survey.of(DETOUR):
         # What emulated hosts cost by themselves: packets go through processes that compete with the ranks for cores. A real network does not
         # have this cost. It is measured with a link of almost no delay, and added to the predictions for the other links.
-        predicted = predict(fit, _case(fit, group, NEXT_TO_NO_LINK)).seconds
-        hops = 2 * len(sent(fit, _case(fit, group, NEXT_TO_NO_LINK)))  # two of each message
-        detour = max(0.0, seconds(survey.of(DETOUR)) - predicted) / hops
+        case = _case(fit, group, NEXT_TO_NO_LINK)
+        detour = max(0.0, seconds(survey.of(DETOUR)) - predict(fit, case).seconds) / hops(fit, case)
     found = []
     for name, each in held.items():
         if survey.of(name):

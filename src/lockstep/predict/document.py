@@ -55,6 +55,10 @@ def ask(
     between = parse_link(stated or DEFAULT_LINK)
     if between.loss_ppm:
         raise InputError(f"--link {stated}: loss is not modelled; state rate and delay alone")
+    if every and fit.norms:
+        raise InputError(
+            f"--every {every}: layers of regularize.batch_norm=synchronised exchange in every step: leave --every out"
+        )
     asked = Ask(
         batch=batch or own,
         weak=weak,
@@ -70,7 +74,10 @@ def ask(
         f"This host has at most {counted(asked.per_host, 'rank')}; more of them are on more hosts like it, each with "
         f"{counted(asked.per_host, 'rank')} of {counted(fit.placement.threads or 1, 'thread')}, {joined}. This machine's loopback is not a network."
     )
-    assumed = [hosts, "Ranks are disturbed independently of each other, each as much as those of this host."]
+    assumed = [
+        hosts,
+        "Hosts are disturbed independently of each other, each as much as this one; its ranks as they were here.",
+    ]
     if every or fit.placement.strategy in ROUNDS:
         assumed.append(
             "Local SGD was not measured: its steps are taken to be those of ranks that exchange nothing, with one all-reduce of the weights a round."
@@ -134,8 +141,8 @@ def replays(fit: Fit, rows: Sequence[Row], slow: float) -> list[dict[str, Any]]:
         steps = max(FEWEST_STEPS, min(MOST_STEPS, RANK_STEPS // row.ranks))
         count = -(-steps // script.every) * script.every
         keep = row.ranks <= MOST_TIMELINES
-        usual = replay(script, count, fit.noise, keep=keep)
-        held_up = replay(script, count, fit.noise, slow=(row.ranks // 2, slow))
+        usual = replay(script, count, fit.noise, fit.common, keep=keep)
+        held_up = replay(script, count, fit.noise, fit.common, slow=(row.ranks // 2, slow))
         found.append(
             {
                 "ranks": row.ranks,

@@ -1,8 +1,10 @@
-"""The time of an all-reduce of S bytes over N ranks, computed from hops.
+"""The time of a collective of S bytes over N ranks, computed from hops. An all-reduce goes one of three ways:
 
     ring          2 (N - 1) hops of S / N bytes, all ranks at once
     tree          2 log2 N hops of S bytes: up to one rank, and down again
     hierarchical  up to one rank of each host, a ring of the hosts, and down again
+
+An all-gather and a reduce-scatter are half a ring each, a broadcast is the way down a tree.
 
 The software's own part of a hop is the measured time within this host with few ranks, divided by the hops of that ring. A link
 between hosts adds its delay, and its rate where that is slower than the software.
@@ -31,6 +33,8 @@ class Protocol:
     """One-way delays in a hop."""
     window: float
     """Bytes in flight before it has to wait for the receiver again."""
+    at_once: int = 1
+    """How many collectives may be under way at a time: gloo has two threads for them."""
 
     def delays(self, size: float) -> float:
         """How many one-way delays a hop of N bytes takes."""
@@ -41,7 +45,7 @@ class Protocol:
 
 # A gloo rank says that it is ready to receive before the other one sends, so a hop takes two delays; at most two parts of 1 MiB are in
 # flight at a time. Other backends are assumed to send at once; there was no second machine to measure them on.
-PROTOCOLS = {"gloo": Protocol(trips=2, window=2 << 20)}
+PROTOCOLS = {"gloo": Protocol(trips=2, window=2 << 20, at_once=2)}
 SENDS_AT_ONCE = Protocol(trips=1, window=math.inf)
 # What TCP may send at once after a pause: ten segments. It spreads more than that over the round trip: up to 0.7 of a delay more for parts from
 # 24 KB on, as measured between two emulated hosts at delays of 5 and 50 ms (docs/predict.md).
@@ -52,9 +56,10 @@ WITHIN_ONE_HOST = ("shm",)
 
 
 class Software(msgspec.Struct, frozen=True, kw_only=True):
-    """The all-reduce of one backend, as measured between ranks of this host."""
+    """A collective of one backend, as measured between ranks of this host."""
 
     backend: str
+    collective: str = "all_reduce"
     ranks: int
     points: list[tuple[float, float]]
     """Bytes and seconds, by size."""
@@ -66,9 +71,19 @@ class Software(msgspec.Struct, frozen=True, kw_only=True):
         within = np.interp(math.log(max(size, 1.0)), sizes, seconds)
         return math.exp(within) * max(1.0, size / largest)
 
+    def hops(self, ranks: int) -> int:
+        """How many follow each other over N ranks: around a ring, or for a broadcast down a tree."""
+        if self.collective == "broadcast":
+            return levels(ranks)
+        half = self.collective == "all_gather" or (self.collective == "reduce_scatter" and self.backend != "gloo")
+        return (1 if half else 2) * (
+            ranks - 1
+        )  # gloo's reduce-scatter is an all-reduce, of which a rank keeps its part
+
     def hop(self, size: float) -> float:
-        """One of the 2 (ranks - 1) hops of the measured ring, with `size` bytes in it."""
-        return self.whole(size * self.ranks) / (2 * (self.ranks - 1))
+        """One of the measured hops, with `size` bytes in it."""
+        parts = 1 if self.collective == "broadcast" else self.ranks
+        return self.whole(size * parts) / self.hops(self.ranks)
 
     @property
     def latency(self) -> float:
@@ -81,7 +96,7 @@ class Software(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cost(NamedTuple):
-    """An all-reduce: its time, and the part of it that needs a processor."""
+    """A collective: its time, and the part of it that needs a processor."""
 
     seconds: float
     busy: float
@@ -120,7 +135,7 @@ class Cluster:
 
 def ring(cluster: Cluster, size: float) -> Cost:
     """All ranks send at the same time, so the slowest link sets the pace."""
-    hops, part = 2 * (cluster.ranks - 1), size / cluster.ranks
+    hops, part = cluster.software.hops(cluster.ranks), size / cluster.ranks
     paces = [cluster.near(part)] if cluster.per_host > 1 else []
     paces += [cluster.far(part)] if cluster.hosts > 1 else []
     return Cost(hops * max(paces, default=0.0), hops * cluster.software.moving(part))
@@ -139,6 +154,12 @@ def hierarchical(cluster: Cluster, size: float) -> Cost:
     return Cost(seconds, 2 * within * moving(size) + hops * moving(part))
 
 
+def broadcast(cluster: Cluster, size: float) -> Cost:
+    within, between = levels(cluster.per_host), levels(cluster.hosts)
+    seconds = within * cluster.near(size) + between * cluster.far(size)
+    return Cost(seconds, (within + between) * cluster.software.moving(size))
+
+
 def least_seconds(size: float, hosts: int, link: Link) -> float:
     """What no all-reduce between hosts can be faster than: each has to send and to receive its parts, and they are on their way for a while."""
     moved = 2 * (hosts - 1) / hosts * 8 * size / link.rate if link.rate else 0.0
@@ -150,17 +171,20 @@ def levels(count: int) -> int:
     return math.ceil(math.log2(count)) if count > 1 else 0
 
 
-def all_reduce(cluster: Cluster, algorithm: str, size: float) -> Cost:
-    """Use the stated algorithm. `auto` is a ring for gloo; MPI and NCCL choose by size, so there it is the faster of ring and tree."""
+def cost_of(cluster: Cluster, algorithm: str, size: float) -> Cost:
+    """What the cluster's collective takes; of several algorithms, the fastest."""
     if cluster.ranks == 1:
         return Cost(0.0, 0.0)
-    costs = {"ring": ring, "tree": tree, "hierarchical": hierarchical}
+    costs = {"ring": ring, "tree": tree, "hierarchical": hierarchical, "broadcast": broadcast}
     cost = min(costs[name](cluster, size) for name in algorithms(cluster, algorithm))
     return cost._replace(busy=0.0) if cluster.spare else cost
 
 
 def algorithms(cluster: Cluster, algorithm: str) -> tuple[str, ...]:
-    """Those that the backend chooses from."""
+    """Those that the backend chooses from. An all-reduce goes as stated; unstated, gloo's goes around a ring, and MPI and NCCL choose by size."""
+    software = cluster.software
+    if software.collective != "all_reduce":
+        return ("broadcast" if software.collective == "broadcast" else "ring",)
     if algorithm != "auto":
         return (algorithm,)
-    return ("ring", "tree") if cluster.software.backend in ("mpi", "nccl") else ("ring",)
+    return ("ring", "tree") if software.backend in ("mpi", "nccl") else ("ring",)

@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from lockstep.backends.costs import store
 from lockstep.placement import Placement
 from lockstep.plugins import source_digest
 from lockstep.predict.compute import Compute
 from lockstep.predict.exchange import Software
-from lockstep.predict.messages import Gradient
+from lockstep.predict.messages import Gradient, Norm
 from lockstep.recipe import Recipe
 from lockstep.run import read_json, write_atomic
 
-FORMAT = 2
+FORMAT = 3
 # The keys that a step's time depends on. Seeds, learning rates and numbers of epochs do not change it.
 _RECIPE = (
     "model",
@@ -32,7 +33,7 @@ _RECIPE = (
     "fused",
     "quantize",
 )
-_PLACEMENT = ("ranks", "threads", "pin", "device", "backend", "strategy", "ddp", "memory_format")
+_PLACEMENT = ("ranks", "threads", "pin", "device", "backend", "strategy", "ddp", "zero", "memory_format")
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,21 +63,35 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     compute: Compute
     together: list[Measured]
     gradients: list[Gradient]
+    norms: list[Norm] = []
+    """Layers whose ranks exchange in forward and backward: synchronised batch norm."""
+    updates: list[tuple[int, float]] = []
+    """Where the optimizer is divided: ranks, and what the largest part's update takes, as a share of the whole one."""
     software: list[Software]
     crowding_s: float = 0.0
-    """What a hop within a host takes longer if its ranks are more than its cores: whoever is needed next has to get one first."""
+    """What a hop within a host takes longer if two ranks share each of its cores: whoever is needed next has to get one first."""
     noise: list[float]
-    """Deviations of single steps from their mean, as shares, of ranks that wait for nobody."""
+    """Deviations of single steps from their mean, as shares, of ranks that wait for nobody: what each has by itself."""
+    common: list[float] = []
+    """What all ranks of the host have together."""
 
     @property
     def spare(self) -> bool:
         """Whether the ranks leave the host a core for moving data."""
         return self.placement.device == "cuda" or self.placement.ranks * (self.placement.threads or 1) < self.cores
 
-    def software_for(self, ranks: int) -> Software:
-        """The all-reduce measured with the most ranks, but no more than this many if there is such a measurement."""
-        fewer = [one for one in self.software if one.ranks <= ranks]
-        return max(fewer or self.software, key=lambda one: one.ranks)
+    def software_for(self, ranks: int, collective: str) -> Software:
+        """As measured with the most ranks, but no more than this many if there is such a measurement."""
+        known = [one for one in self.software if one.collective == collective]
+        fewer = [one for one in known if one.ranks <= ranks]
+        return max(fewer or known, key=lambda one: one.ranks)
+
+    def update(self, ranks: int) -> float:
+        """What an update of one of N parts takes, as a share of the whole one: linear in the part's size."""
+        if not self.updates:
+            return 1.0
+        parts, shares = zip(*((1 / count, share) for count, share in sorted(self.updates, reverse=True)), strict=True)
+        return float(np.interp(1 / ranks, parts, shares))
 
 
 def folder() -> Path:

@@ -35,10 +35,11 @@ def _link(hosts: int, link: str, batch: int, *more: str) -> tuple[str, ...]:
 
 
 def _ranks(count: int, batch: int, *more: str) -> tuple[str, ...]:
-    return (f"ranks={count}", f"global_batch={batch}", *more)
+    alone = ("strategy=single",) if count == 1 else ()
+    return (f"ranks={count}", f"global_batch={batch}", *alone, *more)
 
 
-MNIST = ("model=mnist-convnet", "data=embedded", "ranks=2", "global_batch=256")
+MNIST = ("model=mnist-convnet", "data=embedded", "ranks=2", "global_batch=256", "strategy=ddp")
 VGG = ("model=cifar-vgg", "data=embedded-color", "ranks=2", "global_batch=32")
 RESNET = (f"model={NETS}:resnet", "data=embedded-color", "ranks=2", "global_batch=128")
 TRANSFORMER = (f"model={NETS}:Transformer", "data=embedded", "ranks=2", "global_batch=128")
@@ -87,6 +88,8 @@ GROUPS = (
             Held("link", _link(2, "100mbit,5ms", 96, LOCAL, "local_sgd.every=8")),
             Held("hosts", _link(3, "100mbit,5ms", 96)),
             Held("hosts", _link(4, "1gbit,2ms", 128)),
+            Held("hosts", _link(6, "1gbit,1ms", 96)),
+            Held("hosts", _link(8, "1gbit,1ms", 128)),
         ),
     ),
     Group(
@@ -114,6 +117,35 @@ GROUPS = (
     ),
     Group("resnet, gloo", (*RESNET, "backend=gloo"), _of_another_net(160)),
     Group("transformer, gloo", (*TRANSFORMER, "backend=gloo"), _of_another_net(192)),
+    Group(
+        "mnist-convnet, fsdp",
+        (*MNIST, "backend=gloo", "strategy=fsdp"),
+        (
+            Held("strategy", _ranks(2, 96)),
+            Held("strategy", _link(2, "100mbit,5ms", 96)),
+            Held("strategy", _link(4, "1gbit,1ms", 128)),
+        ),
+    ),
+    Group(
+        "mnist-convnet, synchronised batch norm",
+        (*MNIST, "backend=gloo", "regularize.batch_norm=synchronised"),
+        (Held("strategy", _ranks(2, 96)), Held("strategy", _link(4, "1gbit,1ms", 128))),
+    ),
+    Group(
+        "transformer, zero",
+        (*TRANSFORMER, "backend=gloo", "zero=true"),
+        (Held("strategy", _ranks(2, 48)), Held("strategy", _link(4, "1gbit,1ms", 96))),
+    ),
+    Group(
+        "transformer, powersgd",
+        (*TRANSFORMER, "backend=gloo", "ddp.hook=powersgd"),
+        (Held("strategy", _ranks(2, 48)), Held("strategy", _link(2, "100mbit,2ms", 48))),
+    ),
+    Group(
+        "transformer, bf16",
+        (*TRANSFORMER, "backend=gloo", "ddp.hook=bf16"),
+        (Held("strategy", _ranks(2, 48)), Held("strategy", _link(2, "100mbit,2ms", 48))),
+    ),
 )
 # A batch that was fitted, so that only the path between the hosts is unknown; a small one, so that it is visible.
 NEXT_TO_NO_LINK = _link(2, "0.1ms", 8)

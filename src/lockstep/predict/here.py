@@ -6,16 +6,23 @@ from typing import Any
 
 import msgspec
 
+from lockstep.backends.costs.choose import BETWEEN_HOSTS
 from lockstep.errors import InputError
 from lockstep.machine.cores import cores
 from lockstep.placement import Placement, ranks_per_host
 from lockstep.predict.messages import check_known
 from lockstep.recipe import Recipe
 from lockstep.resolve import choose_backend, choose_device, resolve
+from lockstep.run import Spec
 
 
-def here(recipe: Recipe, placement: Placement) -> tuple[Recipe, Placement, str]:
-    """Recipe and placement to fit with, resolved; and a remark if the ranks differ from the requested ones."""
+def as_asked(spec: Spec) -> Placement:
+    """A run's placement, but for a backend that was not stated: what is best for its ranks need not work between hosts."""
+    return msgspec.structs.replace(spec.placement, backend="auto") if "backend" in spec.why else spec.placement
+
+
+def here(recipe: Recipe, placement: Placement) -> tuple[Recipe, Placement, list[str]]:
+    """Recipe and placement to fit with, resolved; and what differs from the requested ones."""
     if placement.ranks % placement.hosts:
         raise InputError(f"ranks={placement.ranks} do not divide over hosts={placement.hosts}")
     batch = recipe.global_batch if recipe.batch_per_rank is None else recipe.batch_per_rank * placement.ranks
@@ -24,20 +31,23 @@ def here(recipe: Recipe, placement: Placement) -> tuple[Recipe, Placement, str]:
     strategy = "auto" if placement.strategy == "single" or ranks == 1 else placement.strategy
     chosen: dict[str, Any] = {"launcher": "auto", "hosts": 1, "emulated": False, "link": None, "rendezvous": None}
     chosen |= {"micro_batch": None, "accumulation": None, "max_restarts": 0, "strategy": strategy}
-    # Device and backend are those that a run of the request would use: a launcher cannot start every backend, and the
-    # fastest backend within one host may not work between hosts.
     placement = msgspec.structs.replace(placement, device=choose_device(placement)[0])
-    if placement.ranks > 1:
-        chosen["backend"] = choose_backend(recipe, placement)[0]
+    remarks = [remark] if remark else []
+    # A prediction is about more hosts than this one, so a backend that nobody has stated is the one that works between them.
+    if placement.backend == "auto":
+        chosen["backend"] = BETWEEN_HOSTS[placement.device]
+        within = choose_backend(
+            recipe, msgspec.structs.replace(placement, **{**chosen, "backend": "auto"}, ranks=ranks)
+        )[0]
+        if ranks > 1 and within != chosen["backend"]:
+            remarks.append(
+                f"predicted over {chosen['backend']}, which works between hosts; backend={within} predicts ranks of this one"
+            )
     placement = msgspec.structs.replace(placement, **chosen, ranks=ranks, threads=threads)
     recipe, placement, _ = resolve(recipe, placement)
     if ranks > 1:
-        check_known(placement)
-    if recipe.regularize.batch_norm == "synchronised":
-        raise InputError(
-            "regularize.batch_norm=synchronised cannot be predicted (it exchanges in every layer): choose per-rank or off"
-        )
-    return recipe, placement, remark
+        check_known(placement, recipe.regularize.batch_norm == "synchronised")
+    return recipe, placement, remarks
 
 
 def _one_host(placement: Placement) -> tuple[int, int | None, str]:

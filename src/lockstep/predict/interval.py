@@ -26,6 +26,7 @@ KINDS = {
     "crowded": "more ranks than cores",
     "link": "two hosts and a link",
     "hosts": "more than two hosts",
+    "strategy": "a strategy that sends more than one sum",
 }
 
 
@@ -36,6 +37,8 @@ class Interval(NamedTuple):
 
 def kind_of(fit: Fit, case: Case) -> str:
     """What has to be predicted about it; the hardest, where it is several things."""
+    if case.ranks > 1 and not rounds(fit, case) and _sends_more(fit):
+        return "strategy"
     if case.hosts > 1:
         return "hosts" if case.hosts > 2 else "link"
     if case.per_host * (fit.placement.threads or 1) > fit.cores:
@@ -45,6 +48,13 @@ def kind_of(fit: Fit, case: Case) -> str:
     if case.accumulation > 1:
         return "accumulation"
     return "ranks" if case.ranks > 1 else "batch"
+
+
+def _sends_more(fit: Fit) -> bool:
+    """Whether a step is more than gradients that are added up as they are."""
+    placement = fit.placement
+    compresses = placement.strategy == "ddp" and placement.ddp.hook != "none"
+    return bool(fit.norms) or placement.zero or placement.strategy == "fsdp" or compresses
 
 
 def spread(errors: Sequence[float], everyone: Sequence[float], placements: int) -> float:

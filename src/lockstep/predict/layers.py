@@ -1,4 +1,5 @@
-"""`python -m lockstep.predict.layers FILE`: how large a recipe's gradients are, and when in the backward pass each one comes.
+"""`python -m lockstep.predict.layers FILE`: how large a recipe's gradients are, when in the backward pass each one comes, which layers
+exchange, and what an update of a part takes where the optimizer is divided.
 
 It runs in a separate process, so that the command itself needs no torch.
 """
@@ -17,11 +18,12 @@ import msgspec
 
 from lockstep.errors import InputError, LockstepError, RunFailed
 from lockstep.placement import Placement
-from lockstep.predict.messages import Gradient
+from lockstep.predict.messages import Gradient, Norm
 from lockstep.recipe import Recipe
 
 SAMPLES = 8
 PASSES = 5
+PARTS, UPDATES, MOST_UPDATES_S = (1, 2, 4, 8, 16, 64), 15, 3.0
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +35,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     gradients: list[Gradient]
     """By parameter, in the model's order."""
+    norms: list[Norm]
+    updates: list[tuple[int, float]]
     seconds_per_sample: float
     """Of forward and backward."""
 
@@ -83,11 +87,67 @@ def answer(question: Question, scratch: Path) -> Answer:
         shares.append([(came.get(number, end) - backward) / (end - backward) for number in range(len(trained))])
         took.append((end - begin) / SAMPLES)
     median = torch.tensor(shares[1:]).median(0).values.clamp(0, 1).tolist()
+    units = {
+        id(parameter): number for number, child in enumerate(model.children(), 1) for parameter in child.parameters()
+    }
     gradients = [
-        Gradient(bytes=parameter.numel() * parameter.element_size(), ready=share)
+        Gradient(
+            bytes=parameter.nbytes,
+            ready=share,
+            rows=len(parameter) if parameter.dim() else 1,
+            columns=parameter[0].numel() if parameter.dim() else 1,
+            unit=units.get(id(parameter), 0),
+        )
         for parameter, share in zip(trained, median, strict=True)
     ]
-    return Answer(gradients=gradients, seconds_per_sample=sorted(took[1:])[PASSES // 2])
+    ready = {id(parameter): share for parameter, share in zip(trained, median, strict=True)}
+    norms = [
+        Norm(channels=layer.num_features, ready=ready.get(id(layer.weight), 1.0))
+        for layer in model.modules()
+        if isinstance(layer, models.layers.BatchNorm2d) and layer.synchronised
+    ]
+    divided = placement.zero or placement.strategy == "fsdp"
+    return Answer(
+        gradients=gradients,
+        norms=norms,
+        updates=_updates(recipe, placement, trained) if divided else [],
+        seconds_per_sample=sorted(took[1:])[PASSES // 2],
+    )
+
+
+def _updates(recipe: Recipe, placement: Placement, trained: list[Any]) -> list[tuple[int, float]]:
+    """What an update of the largest of N parts takes, as a share of the whole one, in turns."""
+    import torch
+
+    from lockstep.strategies.zero import divide
+    from lockstep.training import optimizers
+
+    def part(ranks: int) -> list[Any]:
+        if placement.strategy == "fsdp":
+            return [one[: -(-len(one) // ranks)] if one.dim() else one for one in trained]
+        owners = divide([one.numel() for one in trained], ranks)
+        loads = [
+            sum(one.numel() for one, whose in zip(trained, owners, strict=True) if whose == n) for n in range(ranks)
+        ]
+        return [one for one, whose in zip(trained, owners, strict=True) if whose == loads.index(max(loads))]
+
+    built = {}
+    for ranks in PARTS:
+        parameters = [torch.nn.Parameter(one.detach().clone()) for one in part(ranks)]
+        for parameter in parameters:
+            parameter.grad = torch.randn_like(parameter)
+        built[ranks] = optimizers.build(recipe.optimizer, parameters)
+    took: dict[int, list[float]] = {ranks: [] for ranks in PARTS}
+    began = perf_counter()
+    for _ in range(UPDATES):
+        for ranks, optimizer in built.items():
+            begin = perf_counter()
+            optimizer.step()
+            took[ranks].append(perf_counter() - begin)
+        if perf_counter() - began > MOST_UPDATES_S:
+            break
+    whole, *_ = medians = [sorted(took[ranks][1:] or took[ranks])[(len(took[ranks]) - 1) // 2] for ranks in PARTS]
+    return [(ranks, one / whole) for ranks, one in zip(PARTS, medians, strict=True)]
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import tempfile
 import time
@@ -25,7 +26,8 @@ from lockstep.predict import layers
 from lockstep.predict.compute import Compute, Point
 from lockstep.predict.exchange import Software
 from lockstep.predict.fit import Fit, Measured
-from lockstep.predict.messages import messages
+from lockstep.predict.messages import Message, messages
+from lockstep.predict.waiting import apart
 from lockstep.recipe import EarlyStopping, Recipe
 from lockstep.run import Probe, Run
 from lockstep.ways import Way, pooled
@@ -61,9 +63,8 @@ class Wanted(NamedTuple):
         return Probe(batches=self.others, seconds=SECONDS)
 
     @property
-    def sent(self) -> list[float]:
-        """Bytes of each message."""
-        return [message.bytes for message in messages(self.placement, self.layers.gradients)]
+    def sent(self) -> list[Message]:
+        return messages(self.placement, self.layers.gradients, self.layers.norms)
 
 
 def make(
@@ -97,19 +98,21 @@ class Seen(NamedTuple):
 
     ways: dict[str, Way]
     noise: list[float]
+    common: list[float]
 
 
 def look(run: Run, ways: dict[str, Way]) -> Seen:
     """Read all that a fit needs of a probe's folder, before it goes."""
     if not ways:
         raise RunFailed("predict: the probe measured nothing")
-    return Seen(ways, _noise(run, ways["apart" if "apart" in ways else "plain"]))
+    return Seen(ways, *_noise(run, ways["apart" if "apart" in ways else "plain"]))
 
 
 def together(starts: Sequence[Seen]) -> Seen:
     """What several starts of a probe have measured: one differs from another for its whole life."""
     noise = [value for seen in starts for value in seen.noise]
-    return Seen(pooled([seen.ways for seen in starts]), noise[:: -(-len(noise) // MOST_NOISE)])
+    common = [value for seen in starts for value in seen.common]
+    return Seen(pooled([seen.ways for seen in starts]), _thinned(noise), _thinned(common))
 
 
 def fit_of(wanted: Wanted, seen: Seen, software: list[Software], began: float) -> Fit:
@@ -124,8 +127,11 @@ def fit_of(wanted: Wanted, seen: Seen, software: list[Software], began: float) -
         compute=_compute(ways, placement.ranks),
         together=_together(ways),
         gradients=wanted.layers.gradients,
+        norms=wanted.layers.norms,
+        updates=wanted.layers.updates,
         software=software,
         noise=seen.noise,
+        common=seen.common,
     )
 
 
@@ -178,11 +184,11 @@ def _share(way: Way, phase: str) -> float:
 
 def _together(ways: dict[str, Way]) -> list[Measured]:
     """Training steps of all ranks, at batches whose steps without exchange were measured too."""
-    apart = {way.samples: way for name, way in ways.items() if name.startswith("apart")}
+    alone = {way.samples: way for name, way in ways.items() if name.startswith("apart")}
     found = []
     for name, way in ways.items():
-        if (name == "double" or name.startswith("together")) and way.ranks > 1 and way.samples in apart:
-            beyond, spread = _difference(way, apart[way.samples])
+        if (name == "double" or name.startswith("together")) and way.ranks > 1 and way.samples in alone:
+            beyond, spread = _difference(way, alone[way.samples])
             found.append(Measured(samples=way.samples, seconds=way.seconds, beyond=beyond, spread=spread))
     return found
 
@@ -195,68 +201,80 @@ def _difference(one: Way, other: Way) -> tuple[float, float]:
     return median, max(SHORTEST_S, 1.25 * deviation / len(found) ** 0.5)
 
 
-def _noise(run: Run, way: Way) -> list[float]:
-    """Deviations of single steps from the mean of their round, as shares, on every rank."""
+def _noise(run: Run, way: Way) -> tuple[list[float], list[float]]:
+    """Deviations of single steps from the mean of their round, as shares: what each rank has by itself, and what all have together."""
     found = []
     taken = way.steps * len(way.rounds)
     for rank in range(way.ranks):
         steps = read_steps(run.rank_folder(rank) / f"way-{way.name}.bin")["total_ns"][-taken:]
         rounds = steps.reshape(len(way.rounds), way.steps).astype(float)
         found.append((rounds / rounds.mean(axis=1, keepdims=True) - 1).ravel())
-    values = np.concatenate(found)
-    every = -(-len(values) // MOST_NOISE)
-    return [round(float(value), 5) for value in values[::every]]
+    own, common = apart(np.array(found))
+    return _thinned(own.ravel().tolist()), _thinned(common.tolist()) if common.any() else []
 
 
-def exchange(placement: Placement, wanted: Sequence[float], folder: Path, tell: Tell, anew: bool) -> list[Software]:
-    """The all-reduce of the placement's backend with 2 ranks and with a full host: from the store, else measured now."""
+def _thinned(values: list[float]) -> list[float]:
+    return [round(value, 5) for value in values[:: -(-len(values) // MOST_NOISE) or 1]]
+
+
+def exchange(placement: Placement, sent: Sequence[Message], folder: Path, tell: Tell, anew: bool) -> list[Software]:
+    """The collectives of a step on the placement's backend, with 2 ranks and with a full host: from the store, else measured now.
+
+    The all-reduce is always one of them: local SGD would use it.
+    """
     found = []
-    for ranks in sorted({2, placement.ranks} - {1}):
+    sizes: dict[str, list[float]] = {}
+    for message in sent:
+        sizes.setdefault(message.collective, []).append(message.bytes)
+    sizes.setdefault("all_reduce", [sum(message.bytes for message in sent)])
+    for ranks, (collective, wanted) in itertools.product(sorted({2, placement.ranks} - {1}), sizes.items()):
         if ranks > max(2, cores()):
             continue  # ranks that take turns on a core say nothing about hosts with enough cores
-        known = [] if anew else _known(placement, ranks)
+        known = [] if anew else _known(placement, ranks, collective)
         if not known or known[-1].message_bytes < min(max(wanted), LARGEST):
-            tell(f"predict: measuring all_reduce on {placement.backend} with {ranks} ranks …")
-            known = _measure(placement, ranks, wanted, folder, tell)
+            tell(f"predict: measuring {collective} on {placement.backend} with {ranks} ranks …")
+            known = _measure(placement, ranks, collective, wanted, folder / collective, tell)
         points = [(float(cell.message_bytes), float(cell.median_us or 0.0) / 1e6) for cell in known]
-        found.append(Software(backend=placement.backend, ranks=ranks, points=points))
+        found.append(Software(backend=placement.backend, collective=collective, ranks=ranks, points=points))
     return found
 
 
-def _known(placement: Placement, ranks: int) -> list[Cell]:
+def _known(placement: Placement, ranks: int, collective: str) -> list[Cell]:
     cells = [
         cell
         for cell in store.load()
         if (cell.backend, cell.device, cell.ranks) == (placement.backend, placement.device, ranks)
     ]
-    return _good(cells)
+    return _good(cells, collective)
 
 
-def _good(cells: Sequence[Cell]) -> list[Cell]:
-    """Correct results of all_reduce, by size; empty if there are too few sizes to interpolate."""
-    good = [cell for cell in cells if cell.collective == "all_reduce" and cell.state == "ok" and cell.median_us]
+def _good(cells: Sequence[Cell], collective: str) -> list[Cell]:
+    """Correct results of a collective, by size; empty if there are too few sizes to interpolate."""
+    good = [cell for cell in cells if cell.collective == collective and cell.state == "ok" and cell.median_us]
     good.sort(key=lambda cell: cell.message_bytes)
     return good if len(good) > 2 else []
 
 
-def _measure(placement: Placement, ranks: int, wanted: Sequence[float], folder: Path, tell: Tell) -> list[Cell]:
+def _measure(
+    placement: Placement, ranks: int, collective: str, wanted: Sequence[float], folder: Path, tell: Tell
+) -> list[Cell]:
     largest = min(LARGEST, max(1 << 20, 4 * int(max(wanted))))
     exact = {4 * -(-int(size) // 4) for size in sorted(wanted)[-3:]}
     settings = Settings(
         backends=[placement.backend],
         device=placement.device,
         ranks=[ranks],
-        collectives=["all_reduce"],
+        collectives=[collective],
         sizes=sorted({*sizes(largest), *(size for size in exact if size <= LARGEST)}),
         rounds=CELL_ROUNDS,
         cell_s=CELL_S,
         limit_s=CELL_LIMIT_S,
     )
     cells = measure(settings, folder, lambda text: None)
-    good = _good(cells)
+    good = _good(cells, collective)
     if not good:
         worst = next(cell for cell in cells if cell.state != "ok" or not cell.median_us)
-        raise RunFailed(f"predict: all_reduce on {placement.backend} could not be measured: {worst.reason}")
+        raise RunFailed(f"predict: {collective} on {placement.backend} could not be measured: {worst.reason}")
     try:
         store.save(cells)
     except OSError as error:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import msgspec
 import numpy as np
 
 from lockstep.launch.emulated.link import Link
 from lockstep.placement import Placement
-from lockstep.predict.exchange import NO_LINK, Cluster, all_reduce
+from lockstep.predict.compute import at
+from lockstep.predict.exchange import NO_LINK, Cluster, Cost, cost_of
 from lockstep.predict.fit import Fit
 from lockstep.predict.messages import ROUNDS, Message, exposed, messages
 from lockstep.predict.waiting import slowest
@@ -68,11 +70,9 @@ class Step:
 def predict(fit: Fit, case: Case) -> Step:
     """The step, with the correction measured where this host's ranks trained together."""
     step = bare(fit, case)
-    return (
-        step
-        if case.ranks == 1
-        else replace(step, exchange=step.exchange + missed(fit, case.micro) / (rounds(fit, case) or 1))
-    )
+    if case.ranks == 1:
+        return step
+    return replace(step, exchange=step.exchange + beyond(fit, case) / (rounds(fit, case) or 1))
 
 
 def bare(fit: Fit, case: Case) -> Step:
@@ -81,19 +81,59 @@ def bare(fit: Fit, case: Case) -> Step:
     if case.ranks == 1:
         return Step(parts.compute)
     every = rounds(fit, case)
-    cost = partial(all_reduce, cluster(fit, case), case.algorithm)
+    cost = costs(fit, case)
     if every:
-        exchange = sum(cost(message.bytes).seconds for message in sent(fit, case)) / every
+        exchange = sum(cost(message).seconds for message in sent(fit, case)) / every
         alone = Step(parts.compute, 0.0, parts.contention, exchange)  # no wrapper: gradients are not exchanged
     else:
-        alone = Step(parts.compute, parts.wrapper, parts.contention, exposed(sent(fit, case), parts.backward, cost))
-    waiting = (alone.seconds - alone.exchange) * slowest(fit.noise, case.ranks, every or 1)
+        wrapper = parts.wrapper + divided(fit, case)
+        alone = Step(parts.compute, wrapper, parts.contention, exposed(sent(fit, case), parts.backward, cost))
+    # Emulated hosts are one machine, whose disturbances all of them have in common.
+    late = slowest(fit.noise, case.ranks, every or 1, fit.common, case.sharing or case.per_host)
+    waiting = (alone.seconds - alone.exchange) * late
     return replace(alone, waiting=waiting)
 
 
-def cluster(fit: Fit, case: Case) -> Cluster:
-    crowded = fit.crowding_s if case.per_host * (fit.placement.threads or 1) > fit.cores else 0.0
-    software = fit.software_for(case.ranks)
+def beyond(fit: Fit, case: Case) -> float:
+    """Seconds that an exchange takes longer than the form says: as measured, for as many messages as were measured."""
+    more = missed(fit, case.micro)
+    return more if rounds(fit, case) else more * len(sent(fit, case)) / len(sent(fit, own(fit, case.micro)))
+
+
+def own(fit: Fit, micro: int) -> Case:
+    """The ranks that were measured."""
+    return Case(micro=micro, per_host=fit.placement.ranks)
+
+
+def divided(fit: Fit, case: Case) -> float:
+    """Seconds that an optimizer which is divided over the ranks takes longer than a whole one: less than nothing."""
+    if rounds(fit, case):
+        return 0.0
+    turns = max(1.0, (case.sharing or case.per_host) / fit.compute.ranks)
+    return turns * at(fit.compute.alone, case.micro).optimizer * (fit.update(case.ranks) - 1)
+
+
+def costs(fit: Fit, case: Case) -> Callable[[Message], Cost]:
+    """What each message takes."""
+    clusters = {name: cluster(fit, case, name) for name in {message.collective for message in sent(fit, case)}}
+
+    def cost(message: Message) -> Cost:
+        found = cost_of(clusters[message.collective], case.algorithm, message.bytes)
+        return found._replace(seconds=found.seconds / message.beside)
+
+    return cost
+
+
+def hops(fit: Fit, case: Case) -> float:
+    """Of all messages of a step, one after the other."""
+    return sum(fit.software_for(case.ranks, one.collective).hops(case.ranks) / one.beside for one in sent(fit, case))
+
+
+def cluster(fit: Fit, case: Case, collective: str) -> Cluster:
+    # Whoever is needed next waits for the others on its core. It was measured with two ranks on each.
+    on_a_core = math.ceil(case.per_host * (fit.placement.threads or 1) / fit.cores)
+    crowded = fit.crowding_s * on_a_core / 2 if on_a_core > 1 else 0.0
+    software = fit.software_for(case.ranks, collective)
     return Cluster(case.hosts, case.per_host, case.link, software, fit.spare, case.detour_s, crowded)
 
 
@@ -106,10 +146,11 @@ def rounds(fit: Fit, case: Case) -> int | None:
 
 def sent(fit: Fit, case: Case) -> list[Message]:
     """The messages of a step, or of the end of a round."""
-    placement: Placement = fit.placement
+    placement: Placement = msgspec.structs.replace(fit.placement, ranks=case.ranks)
     if case.every is not None:
-        placement = msgspec.structs.replace(placement, strategy="local-sgd")
-    return messages(placement, fit.gradients)
+        placement = msgspec.structs.replace(placement, strategy="local-sgd", zero=False)
+    clips = fit.recipe.optimizer.clip_norm is not None
+    return messages(placement, fit.gradients, fit.norms, case.accumulation, clips)
 
 
 def missed(fit: Fit, micro: float) -> float:
@@ -123,8 +164,9 @@ def missed(fit: Fit, micro: float) -> float:
     every = rounds(fit, Case(micro=1)) or 1
     left = []
     for one in fit.together:
-        known = bare(fit, Case(micro=one.samples, per_host=fit.placement.ranks))
-        left.append((one.beyond - known.exchange - known.waiting) * every)
+        case = own(fit, one.samples)
+        known = bare(fit, case)
+        left.append((one.beyond - known.exchange - known.waiting - divided(fit, case)) * every)
     samples = np.array([one.samples for one in fit.together], dtype=float)
     # Long steps vary by more from round to round than an exchange takes, so each is weighted by its precision.
     precision = np.array([1 / (one.spread * every) for one in fit.together])

@@ -7,19 +7,20 @@ straggler costs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from lockstep.predict.exchange import Cluster, algorithms, all_reduce
+from lockstep.predict.exchange import Cluster, algorithms, cost_of
 from lockstep.predict.fit import Fit
 from lockstep.predict.messages import Message
-from lockstep.predict.model import Case, cluster, missed, rounds, sent
+from lockstep.predict.model import Case, beyond, cluster, divided, rounds, sent
 
 Times = np.ndarray[Any, Any]
-Exchange = Callable[[Times, float], Times]
+Exchange = Callable[[Times, Message], Times]
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,19 @@ class Script:
     after: float
     """Added to every exchange: the time that the closed form misses."""
     messages: Sequence[Message]
-    cluster: Cluster
+    clusters: Mapping[str, Cluster]
+    """By collective."""
     algorithm: str = "auto"
     every: int = 1
     """Messages are sent every N steps."""
     in_backward: bool = True
     """Whether they can start before the backward pass is over."""
+    late_together: int = 1
+    """So many ranks are on one machine, and disturbed by the same."""
+
+    @property
+    def ranks(self) -> int:
+        return next(iter(self.clusters.values())).ranks
 
 
 @dataclass
@@ -57,17 +65,21 @@ def script_of(fit: Fit, case: Case) -> Script:
     parts = fit.compute.parts(case.micro, case.accumulation, case.sharing or case.per_host)
     every = rounds(fit, case)
     whole = parts.compute + parts.contention + (0.0 if every else parts.wrapper)
+    messages = sent(fit, case)
+    collectives = {"all_reduce", *(message.collective for message in messages)}
+    clusters = {name: cluster(fit, case, name) for name in collectives}
     if case.ranks == 1:
-        return Script(parts.compute - parts.backward, parts.backward, 0.0, [], cluster(fit, case))
+        return Script(parts.compute - parts.backward, parts.backward, 0.0, [], clusters)
     return Script(
-        whole - parts.backward,
+        whole + divided(fit, case) - parts.backward,
         parts.backward,
-        missed(fit, case.micro),
-        sent(fit, case),
-        cluster(fit, case),
+        beyond(fit, case),
+        messages,
+        clusters,
         case.algorithm,
         every or 1,
         in_backward=every is None,
+        late_together=case.sharing or case.per_host,
     )
 
 
@@ -75,22 +87,25 @@ def replay(
     script: Script,
     steps: int,
     noise: Sequence[float] = (),
+    common: Sequence[float] = (),
     slow: tuple[int, float] | None = None,
     seed: int = 0,
     keep: bool = False,
 ) -> Replay:
-    """`noise`: deviations from which every rank's step is drawn. `slow`: a rank and its slow-down factor. `keep`: keep the timeline."""
-    ranks = script.cluster.ranks
+    """`noise`: deviations from which every rank's step is drawn, `common`: those of every host's. `slow`: a rank and its slow-down factor. `keep`: keep the timeline."""
+    ranks = script.ranks
     chance = np.random.default_rng(seed)
     factors = np.ones(ranks)
     if slow:
         factors[slow[0]] = slow[1]
-    drawn = np.asarray(noise, dtype=float) if len(noise) else np.zeros(1)
+    drawn, alike = (np.asarray(values, dtype=float) if len(values) else np.zeros(1) for values in (noise, common))
     exchange = exchange_of(script)
     now, stood = np.zeros(ranks), 0.0
     timeline = []
     for number in range(1, steps + 1):
-        pace = factors * (1 + drawn[chance.integers(len(drawn), size=ranks)])
+        late = drawn[chance.integers(len(drawn), size=ranks)]
+        late += np.repeat(alike[chance.integers(len(alike), size=ranks // script.late_together)], script.late_together)
+        pace = factors * (1 + late)
         began, turned = now, now + script.before * pace
         computed = turned + script.backward * pace
         now = computed
@@ -107,23 +122,31 @@ def replay(
 
 def _exchange(script: Script, exchange: Exchange, turned: Times, computed: Times) -> tuple[Times, float]:
     """All messages of a step, one after the other; their processor time is never hidden."""
-    end, busy, stood = turned, 0.0, 0.0
+    end, paused, busy, stood = turned, np.zeros_like(turned), 0.0, 0.0
     for message in script.messages:
-        ready = turned + message.ready * (computed - turned) if script.in_backward else computed
+        ready = turned + message.ready * (computed - turned) + paused if script.in_backward else computed
         start = np.maximum(end, ready)
         stood += float((start.max() - start).mean())
-        end = exchange(start, message.bytes)
-        busy += all_reduce(script.cluster, script.algorithm, message.bytes).busy
-    return np.maximum(end, computed + (busy if script.in_backward else 0.0)), stood
+        end = exchange(start, message)
+        if message.beside > 1:
+            end = start.max() + (end - start.max()) / message.beside
+        if message.waits:
+            paused = paused + (end - ready)
+        else:
+            busy += cost_of(script.clusters[message.collective], script.algorithm, message.bytes).busy
+            paused = paused + (start - ready if message.after_others else 0.0)
+    return np.maximum(end, computed + (paused + busy if script.in_backward else 0.0)), stood
 
 
 def exchange_of(script: Script) -> Exchange:
     """Run the algorithm hop by hop: from the time each rank can start to the time each has the result."""
-    whole = sum(message.bytes for message in script.messages)
-    choice = algorithms(script.cluster, script.algorithm)
-    chosen = min(choice, key=lambda name: all_reduce(script.cluster, name, whole))
-    hops = {"ring": _ring, "tree": _tree, "hierarchical": _hierarchical}[chosen]
-    return lambda start, size: hops(script.cluster, start, size)
+    ways = {"ring": _ring, "tree": _tree, "hierarchical": _hierarchical, "broadcast": _broadcast}
+    chosen = {}
+    for collective, one in script.clusters.items():
+        whole = sum(message.bytes for message in script.messages if message.collective == collective)
+        choice = algorithms(one, script.algorithm)
+        chosen[collective] = ways[min(choice, key=partial(cost_of, one, size=whole))]
+    return lambda start, message: chosen[message.collective](script.clusters[message.collective], start, message.bytes)
 
 
 def _ring(cluster: Cluster, start: Times, size: float) -> Times:
@@ -131,7 +154,7 @@ def _ring(cluster: Cluster, start: Times, size: float) -> Times:
     # The first rank of a host gets its part from another host.
     first = np.arange(ranks) % cluster.per_host == 0
     hop = np.where(first & (cluster.hosts > 1), cluster.far(part), cluster.near(part))
-    return _around(start, hop, 2 * (ranks - 1))
+    return _around(start, hop, cluster.software.hops(ranks))
 
 
 def _around(start: Times, hop: Times, hops: int) -> Times:
@@ -158,13 +181,7 @@ def _up_and_down(
 ) -> Times:
     """Level by level up to the first rank, then `top`, then back down. Each row of `start` is a separate tree."""
     now = np.atleast_2d(start).copy()
-    count = now.shape[1]
-    apart = 1
-    pairs = []
-    while apart < count:
-        low = np.arange(0, count - apart, 2 * apart)
-        pairs.append((low, low + apart))
-        apart *= 2
+    pairs = _pairs(now.shape[1])
     for low, high in pairs:
         now[:, low] = np.maximum(now[:, low], now[:, high]) + cost(low, high)
     if top:
@@ -173,6 +190,33 @@ def _up_and_down(
         now[:, high] = np.maximum(now[:, high], now[:, low]) + cost(low, high)
         now[:, low] += cost(low, high)  # the sender is busy for as long
     return now.reshape(start.shape)
+
+
+def _pairs(count: int) -> list[tuple[Times, Times]]:
+    """Who meets whom on each level of a tree, from the leaves to the root."""
+    apart = 1
+    found = []
+    while apart < count:
+        low = np.arange(0, count - apart, 2 * apart)
+        found.append((low, low + apart))
+        apart *= 2
+    return found
+
+
+def _down(start: Times, hop: float) -> Times:
+    """From the first of each row to the others."""
+    now = start.copy()
+    for low, high in reversed(_pairs(now.shape[1])):
+        now[:, high] = np.maximum(now[:, high], now[:, low]) + hop
+        now[:, low] += hop
+    return now
+
+
+def _broadcast(cluster: Cluster, start: Times, size: float) -> Times:
+    """From the first rank to one of every host, and on within each."""
+    now = start.reshape(cluster.hosts, cluster.per_host).copy()
+    now[:, 0] = _down(now[:, :1].T, cluster.far(size))[0]
+    return _down(now, cluster.near(size)).reshape(start.shape)
 
 
 def _hierarchical(cluster: Cluster, start: Times, size: float) -> Times:

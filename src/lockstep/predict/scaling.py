@@ -206,7 +206,9 @@ def _next(fit: Fit, ask: Ask, row: Row, cause: str, lost: float) -> str:
     advice = {
         "batch": f"a rank has {counted(row.case.share, 'sample')} in a step; a larger --batch, or --weak, keeps the ranks busy.",
         "contention": "try fewer ranks on a host with more threads each (--per-host).",
-        "wrapper": "strategy=flat does less around the exchange.",
+        "wrapper": "strategy=flat does less around the exchange."
+        if fit.placement.strategy == "ddp"
+        else "a larger batch a step makes it weigh less.",
         "waiting": f"hosts that do nothing else, and pinned ranks, make steps more even; local SGD (--every {ROUND}) waits less often.",
     }
     begin = f"{lost:.0%} of a step at {row.ranks} ranks is {CAUSES[cause]}: "
@@ -216,7 +218,7 @@ def _next(fit: Fit, ask: Ask, row: Row, cause: str, lost: float) -> str:
 def _less_exchange(fit: Fit, case: Case, now: float) -> str:
     """What would shorten a step of `now` seconds, the most effective first."""
     changed: dict[str, Case] = {}
-    if case.every is None:
+    if case.every is None and not fit.norms:
         text = f"averaging weights every {ROUND} steps (--every {ROUND}; changes the mathematics)"
         changed[text] = replace(case, every=ROUND)
     if case.hosts > 1:

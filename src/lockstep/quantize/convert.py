@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -14,7 +14,7 @@ from lockstep.errors import InputError, first_line
 from lockstep.quantize.fake import FAKES, REAL, fakes, make_real
 from lockstep.quantize.fold import fold_batch_norm, replace
 from lockstep.quantize.layers import Int8Conv2d, Int8Linear, padding_of
-from lockstep.quantize.scheme import Numbers, Scheme, from_range
+from lockstep.quantize.scheme import Numbers, Scheme
 
 Method = Literal["dynamic", "static", "qat"]
 # They take integers as they take floats: the largest of four, or another shape, is the same with or without a scale.
@@ -75,40 +75,8 @@ def prepare(model: nn.Module, example: Tensor, method: Method, scheme: Scheme) -
         )
         raise InputError(f"nothing of this model can be quantized ({reasons})")
     if ranges:
-        _enter_numbers(prepared)
+        enter_numbers(prepared)
     return prepared
-
-
-def calibrate(prepared: Prepared, batches: Iterable[Tensor]) -> None:
-    """The smallest and largest input of every chosen layer over these batches, and so its integers."""
-    seen: dict[str, tuple[float, float]] = {}
-
-    def look(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], dict[str, Tensor]], None]:
-        def hook(module: nn.Module, args: tuple[Tensor, ...], words: dict[str, Tensor]) -> None:
-            low, high = (value.item() for value in torch.aminmax(args[0] if args else words["input"]))
-            before = seen.get(name, (low, high))
-            seen[name] = (min(low, before[0]), max(high, before[1]))
-
-        return hook
-
-    chosen = set(prepared.chosen)
-    handles = [
-        layer.register_forward_pre_hook(look(name), with_kwargs=True)
-        for name, layer in prepared.model.named_modules()
-        if name in chosen
-    ]
-    with torch.inference_mode():
-        for images in batches:
-            prepared.model(images)
-    for handle in handles:
-        handle.remove()
-    prepared.ranges = {name: from_range(low, high, prepared.scheme) for name, (low, high) in seen.items()}
-    for row in prepared.rows:
-        if row.layer in seen:
-            row.input_low, row.input_high = seen[row.layer]
-        elif row.quantized:
-            row.quantized, row.why = False, "no calibration image came through it"
-    _enter_numbers(prepared)
 
 
 def leave_out_broken(prepared: Prepared, example: Tensor) -> None:
@@ -195,7 +163,7 @@ def _loose_parameters(model: nn.Module) -> list[Row]:
     ]
 
 
-def _enter_numbers(prepared: Prepared) -> None:
+def enter_numbers(prepared: Prepared) -> None:
     for row in prepared.rows:
         numbers = prepared.ranges.get(row.layer) if row.quantized else None
         if numbers is not None:

@@ -31,6 +31,8 @@ class Scheme(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """affine: from the smallest to the largest input; symmetric: as far below zero as above."""
     bits: Literal[7, 8] = 7
     """Of the inputs; weights have eight."""
+    ranges: Literal["min-max", "percentile", "mse"] = "min-max"
+    """static: how much of what calibration images showed the integers cover (calibrate.py)."""
 
     @property
     def top(self) -> int:

@@ -110,7 +110,7 @@ def _figure(metric: str, column: Document | None) -> Cell:
     compared = [effect(metric, against), verdict(against)] if against else ["baseline"]
     missed = f"reached in {column['n'] - column['missed']} of {column['n']} runs" if column["missed"] else ""
     return Cell(
-        text=METRICS[metric].text(column["median"], column["low"], column["high"]),
+        text=METRICS[metric].text(column["median"], column["low"], column["high"], column["n"]),
         value=column["median"],
         notes=[note for note in (missed, *compared) if note],
         faint=against is not None and against["verdict"] in ("not significant", "too few", "the same"),
@@ -126,7 +126,7 @@ def verdict(against: Document) -> str:
 
 
 def effect(metric: str, against: Document) -> str:
-    return METRICS[metric].effect(against["effect"], against["low"], against["high"])
+    return METRICS[metric].effect(against["effect"], against["low"], against["high"], against["n"])
 
 
 def published(subject: Subject) -> list[Published]:
@@ -147,7 +147,7 @@ def _claim(claim: Document, metric: str) -> Claim:
     theirs = None if claim["published_ratio"] is None else f"published {text(claim['published_ratio'], 'times')}"
     ours = None
     if claim["ours"] is not None:
-        ours = f"here {METRICS[metric].effect(claim['ours'], claim['low'], claim['high'])}"
+        ours = f"here {METRICS[metric].effect(claim['ours'], claim['low'], claim['high'], claim['n'])}"
     return Claim(
         text=claim["text"],
         verdict=claim["verdict"],

@@ -17,13 +17,13 @@ def predicted(base: Spec, most_cores: int, weak: Sequence[bool]) -> tuple[list[S
     """Speed-up beside one rank, strong or weak, and what to say of it; nothing where there is no fit, or the model does not know the placement."""
     from lockstep.predict import fit as fits
     from lockstep.predict.document import ask, earned
-    from lockstep.predict.here import here
+    from lockstep.predict.here import as_asked, here
     from lockstep.predict.scaling import table
 
     if not weak or base.plan.ranks != 1 or base.options.script:
         return [], ""
     try:
-        recipe, placement, _ = here(base.recipe, base.placement)
+        recipe, placement, _ = here(base.recipe, as_asked(base))
         fit = fits.load(recipe, placement)
         if fit is None:
             return [], ""

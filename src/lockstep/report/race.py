@@ -7,6 +7,8 @@ import shlex
 import statistics
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from lockstep import units
 from lockstep.report.views import AnyChart, Axis, Cell, Command, Lines, Part, Said, Series, Table, shorts
 from lockstep.turns import estimate
@@ -53,7 +55,7 @@ def table(record: Record, windows: Sequence[Window]) -> Table:
         for entry in record.entries
     ]
     what = "lines" if any(entry.command and not entry.images for entry in record.entries) else "images"
-    says = f"speed: {what} per second as a multiple of the first contender's, from ratios within rounds; the interval is over starts."
+    says = f"speed: {what} per second as a multiple of the first contender's, from ratios within rounds; the interval is over its starts, of which there are n."
     columns = [column.replace("images", what) for column in COLUMNS]
     return Table("race", "Contenders", says, columns, rows, right=RIGHT, spare=SPARE)
 
@@ -84,8 +86,8 @@ def speed(ratio: Ratio | None) -> str:
     """How many times as fast, with its interval."""
     if ratio is None or ratio.effect is None:
         return "–"
-    inverse = [None if bound is None else 1 / bound for bound in (ratio.high, ratio.low)]
-    return units.ratio(1 / ratio.effect, *inverse)
+    low, high = (None if bound is None else 1 / bound for bound in (ratio.high, ratio.low))
+    return units.ratio(1 / ratio.effect, low, high, ratio.n)
 
 
 def _about(record: Record) -> str:
@@ -185,6 +187,8 @@ def _notes(record: Record, windows: Sequence[Window]) -> list[str]:
     foreign = [entry for entry in record.entries if entry.command]
     if foreign and not any(entry.images for entry in foreign):
         found.append("Steps are lines that the programs print, so these must mean the same amount of work.")
-    if len({repr(entry.recipe) for entry in record.entries if not entry.command}) > 1:
+    # Which kernels compute a recipe changes no more than rounding.
+    same = [replace(entry.recipe, fused="auto", compile=False) for entry in record.entries if not entry.command]
+    if len({repr(recipe) for recipe in same}) > 1:
         found.append("The contenders do not compute the same: this compares speed alone, not what is learned.")
     return found

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from lockstep import models
 from lockstep.machine import facts
 from lockstep.machine.cores import cores
 from lockstep.machine.cuda import cuda_present
 from lockstep.machine.formats import cap_line, precision_line
-from lockstep.placement import Placement, ranks_per_host
+from lockstep.placement import FIRST_BUCKET_BYTES, Ddp, Placement, ranks_per_host
 from lockstep.recipe import Recipe
 from lockstep.resolve import checks
 from lockstep.resolve.backend import choose_backend
@@ -55,7 +56,7 @@ def resolve(recipe: Recipe, placement: Placement, *, script: bool = False) -> Re
     checks.check_device(placement)
     placement = replace(placement, **decided("backend", choose_backend(recipe, placement, script)))
     placement = replace(placement, **decided("launcher", _launcher(placement)))
-    placement = replace(placement, **decided("strategy", _strategy(placement)))
+    placement = replace(placement, **decided("strategy", _strategy(recipe, placement, script)))
     checks.check_placement(placement)
     checks.check_together(recipe, placement)
     placement = replace(
@@ -85,10 +86,21 @@ def _launcher(placement: Placement) -> Decision:
     return ("spawn", "several ranks from one command") if placement.ranks > 1 else ("single", "one rank")
 
 
-def _strategy(placement: Placement) -> Decision:
+def _strategy(recipe: Recipe, placement: Placement, script: bool) -> Decision:
+    """DDP sends a bucket while the next one is computed. Gradients that fit its first one are sent when backward is over, and flat does that
+    with less around it (docs/shm.md). Whoever states a knob of DDP's means DDP; a net that would have to be built is not asked for its size.
+    """
     if placement.strategy != "auto":
         return placement.strategy, ""
-    return ("ddp", "several ranks") if placement.ranks > 1 else ("single", "one rank")
+    if placement.ranks == 1:
+        return "single", "one rank"
+    size = None if script or placement.device != "cpu" or placement.ddp != Ddp() else models.published_size(recipe)
+    if size and size[1] <= FIRST_BUCKET_BYTES:
+        return (
+            "flat",
+            f"several ranks, and {size[1]:,} bytes of gradients are one message, with nothing left to overlap",
+        )
+    return "ddp", "several ranks"
 
 
 def _threads(placement: Placement) -> Decision:

@@ -1,4 +1,4 @@
-"""`backend=auto`: the fastest backend that `lockstep comms` measured on this machine for the model's gradients."""
+"""`backend=auto`: shared memory between ranks of one host, unless `lockstep comms` measured another to be faster for the model's gradients."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ CANDIDATES = {
 
 
 def choose_backend(recipe: Recipe, placement: Placement, script: bool = False) -> tuple[str, str]:
-    """The backend and why that one; the placement's device is known. What was not measured here takes the one that works everywhere."""
+    """The backend and why that one; the placement's device is known. Ranks of several hosts take the one that works everywhere."""
     if placement.backend != "auto":
         return placement.backend, ""
-    everywhere = choose.FALLBACK[placement.device]
+    everywhere = choose.BETWEEN_HOSTS[placement.device]
     if placement.ranks == 1:
         return everywhere, "one rank exchanges nothing"
     if placement.device == "cuda":

@@ -106,7 +106,7 @@ def _check_strategy(placement: Placement) -> None:
         )
     if strategy in ("ddp", "fsdp") and ranks == 1:
         raise InputError(
-            f"strategy={strategy} exchanges between ranks, and there is one: add ranks=2, or leave strategy out"
+            f"strategy={strategy} exchanges between ranks, and there is one: add ranks=2, or strategy=auto"
         )
     if strategy == "dp" and ranks > 1:
         raise InputError(f"strategy=dp is one process for all GPUs, not ranks={ranks}: choose ranks=1, or strategy=ddp")
@@ -157,7 +157,7 @@ def _check_quantize(recipe: Recipe, placement: Placement) -> None:
     if recipe.precision != "fp32":
         raise InputError(f"quantize=qat trains in fp32, not precision={recipe.precision}: leave one of them out")
     for key in ("compile", "fused"):
-        if getattr(recipe, key):
+        if getattr(recipe, key) is True:
             raise InputError(f"quantize=qat does not go with {key}=true: leave one of them out")
     if placement.strategy in ("fsdp", "dp"):
         raise InputError(f"quantize=qat does not go with strategy={placement.strategy}: choose strategy=ddp or flat")

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lockstep.placement import Placement
+from lockstep.placement import DEFAULT_BUCKET_MB, FIRST_BUCKET_BYTES, Placement
 from lockstep.strategies import powersgd
 from lockstep.strategies.base import Strategy, Watcher
 from lockstep.strategies.flat import trained
@@ -21,9 +21,6 @@ from lockstep.strategies.plain_ddp import PlainDdp
 from lockstep.strategies.powersgd import PowerSgd
 from lockstep.torch_private import GradBucket, ddp_logging_data
 
-# PyTorch's own size. Left unstated, DDP starts with a small bucket of 1 MB, so that the exchange begins early.
-DEFAULT_BUCKET_MB = 25.0
-FIRST_BUCKET_BYTES = 1 << 20
 # Of DDP's logging data, what a run keeps.
 _SIZES = ("bucket_sizes", "rebuilt_bucket_sizes")
 _COUNTS = (

@@ -52,7 +52,7 @@ class Flat(Strategy):
         for bucket in self._buckets:
             bucket.exchange()
         for buffer in self._buffers:
-            dist.broadcast(buffer, 0, self._group)
+            dist.broadcast(buffer, group=self._group, group_src=0)
 
 
 def trained(model: nn.Module) -> list[nn.Parameter]:
@@ -60,9 +60,9 @@ def trained(model: nn.Module) -> list[nn.Parameter]:
 
 
 def start_together(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-    """Rank 0's weights and buffers on every rank."""
+    """The first rank's weights and buffers on every rank of the group."""
     for tensor in (*model.parameters(), *model.buffers()):
-        dist.broadcast(tensor.detach(), 0, group)
+        dist.broadcast(tensor.detach(), group=group, group_src=0)
 
 
 def by_type(tensors: Iterable[T]) -> list[list[T]]:

@@ -26,16 +26,20 @@ class Fsdp(Strategy):
 
     divides_weights = True
     works_with_zero = False
+    takes_group = True
 
-    def __init__(self, model: nn.Module, placement: Placement, device: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, placement: Placement, device: torch.device, group: dist.ProcessGroup | None = None
+    ) -> None:
         super().__init__(model, placement, device)
-        start_together(model)
+        self._group = group
+        start_together(model, group)
         # With several passes a step, weights stay whole from the first to the last: ranks may differ in how many passes they
         # make of a partial batch, and could not gather weights together in each.
         self._gather_once = placement.micro_batch is not None or placement.accumulation not in (None, 1)
-        self._sharded = _shard(model, placement.ranks, device)
+        self._sharded = _shard(model, device, group)
         self._sharded.set_reshard_after_forward(not self._gather_once)
-        self.gradient_scale = float(placement.ranks)
+        self.gradient_scale = float(dist.get_world_size(group))
         self._rows = ByRows(trained(model))
 
     @contextmanager
@@ -61,7 +65,7 @@ class Fsdp(Strategy):
         for module in _sharded_modules(self.model):
             module.unshard()
         for buffer in self.model.buffers():
-            dist.broadcast(buffer, 0)
+            dist.broadcast(buffer, group=self._group, group_src=0)
 
     def resume_training(self) -> None:
         for module in _sharded_modules(self.model):
@@ -70,7 +74,7 @@ class Fsdp(Strategy):
 
     def global_norm(self, norm: torch.Tensor) -> torch.Tensor:
         squares = norm.square()
-        dist.all_reduce(squares)
+        dist.all_reduce(squares, group=self._group)
         return squares.sqrt()
 
     def whole(self, index: int, part: torch.Tensor) -> torch.Tensor:
@@ -145,14 +149,18 @@ def _each(state: State, change: Callable[[int, torch.Tensor], torch.Tensor]) -> 
     }
 
 
-def _shard(model: nn.Module, ranks: int, device: torch.device) -> Any:
+def _shard(model: nn.Module, device: torch.device, group: dist.ProcessGroup | None) -> Any:
     """Each child by itself, so that only one is whole at a time; the model as one where children share weights."""
-    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     for parameter in model.parameters():
         parameter.data = parameter.data.contiguous()  # PyTorch does not divide channels-last weights
-    mesh = init_device_mesh(device.type, (ranks,))
+    mesh = (
+        init_device_mesh(device.type, (dist.get_world_size(),))
+        if group is None
+        else DeviceMesh.from_group(group, device.type)
+    )
     named = sum(len(list(child.parameters())) for child in model.children())
     if named == len({id(p) for child in model.children() for p in child.parameters()}):
         for child in model.children():

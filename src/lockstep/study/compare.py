@@ -271,6 +271,7 @@ def _published(found: Published, groups: Sequence[Group], target: float | None) 
             {
                 "text": claim.text,
                 "published_ratio": claim.ratio,
+                "n": against.n if against else None,
                 "ours": against.effect if against else None,
                 "low": against.low if against else None,
                 "high": against.high if against else None,

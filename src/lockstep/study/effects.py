@@ -104,5 +104,5 @@ def _effect(metric: str, factor: str, level: str, shifts: Sequence[float], alpha
         "low": low,
         "high": high,
         "verdict": verdict,
-        "text": figure.effect(back(middle), low, high),
+        "text": figure.effect(back(middle), low, high, n),
     }

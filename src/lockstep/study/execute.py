@@ -181,14 +181,22 @@ def _one(session: Session, step: Step) -> None:
         raise
     except (RunFailed, InputError) as error:
         if session.cut.pop(item.digest, None):
-            session.watcher.says(
-                f"{item.cell}, seed {item.seed}: it could not go on from its checkpoint, and begins anew: {error}"
-            )
+            _again(session, item, str(error), Run(session.runs / record["run"]) if "run" in record else None)
             return
         record |= {"state": "failed", "cause": str(error)}
         session.failed_in.add((item.cell, session.place(item)))
     record |= {"began": began, "ended": session.clock()}
     keep(session, step, record)
+
+
+def _again(session: Session, item: Item, error: str, run: Run | None) -> None:
+    """A training that was cut, went on, and ended: from where it got to, or from its start if it got nowhere."""
+    if run is not None and run.has_checkpoint:
+        session.cut[item.digest] = run
+        how = "it ended again, and goes on from its last checkpoint"
+    else:
+        how = "it could not go on from its checkpoint, and begins anew"
+    session.watcher.says(f"{item.cell}, seed {item.seed}: {how}: {error}")
 
 
 def _forget_checkpoints(*runs: Run | None) -> None:

@@ -186,6 +186,10 @@ def _item(study: Study, cell: Cell, repeat: int) -> Item:
     return Item(cell=cell.name, repeat=repeat, seed=seed, digest=digest)
 
 
+# Fields that came after the packs of version 0.1: what raced without them is the same race, so they count only where they are set.
+NEWER = (("placement", "shares"), ("plan", "shares"))
+
+
 def timed_content(planned: Planned) -> tuple[str, str]:
     """Hashes of all that races, its cells and the user's own files: when one of them changes, all race again."""
     cells = [msgspec.structs.replace(cell, mathematics="", unproven=None) for cell in planned.cells if cell.takes_turns]
@@ -193,6 +197,9 @@ def timed_content(planned: Planned) -> tuple[str, str]:
     content = msgspec.to_builtins(cells)
     for cell in content:
         del cell["within"]  # packs of version 0.1 do not have it
+        for part, key in NEWER:
+            if cell[part] and not cell[part][key]:
+                del cell[part][key]
     return _digest(json.dumps(content, sort_keys=True)), _digest(" ".join(own))
 
 

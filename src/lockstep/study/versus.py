@@ -18,6 +18,7 @@ from lockstep.study.observed import images_of, observed
 from lockstep.study.plan import LOOKS
 from lockstep.study.timing import COUNTED, CellTime
 from lockstep.turns.estimate import Clock, Ratio
+from lockstep.units import counted
 
 LOOK_ALPHA = ALPHA / len(LOOKS)
 """A study compares accuracies after each look, and stops when they are told apart: each look has its share of the error."""
@@ -143,7 +144,9 @@ def _raced(ratio: Ratio, work: float, kind: Kind) -> Comparison:
 def verdict_text(found: Comparison) -> str:
     """The verdict in words, with what would settle it."""
     if found.verdict == "too few":
-        return "too few pairs" if found.n == 0 else "one pair: repeat it"
+        if "turns" in found.how and found.n:
+            return f"{counted(found.n, 'start')}: too few for an interval: give the race more time with race_minutes"
+        return "one pair: repeat it" if found.n == 1 else "too few pairs"
     if found.verdict != "not significant":
         return found.verdict
     if "turns" in found.how:

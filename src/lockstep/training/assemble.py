@@ -14,13 +14,14 @@ from lockstep.data.batches import Batches
 from lockstep.models import cautions, layers, memory
 from lockstep.recipe import Recipe
 from lockstep.run import MODEL_NOTES, Run, Spec, write_atomic
-from lockstep.training import compiling, optimizers, resuming
+from lockstep.training import compiling, fused, optimizers, resuming
+from lockstep.training.balance import balance_of
 from lockstep.training.checkpoint import Position
 from lockstep.training.context import Context
 from lockstep.training.loop import Loader, Trainer
+from lockstep.training.member import Member
 from lockstep.training.precision import Precision
 from lockstep.training.recipe_step import RecipeStep, TrainState
-from lockstep.training.session import Session
 from lockstep.training.stopping import Stopping
 
 if TYPE_CHECKING:
@@ -49,14 +50,15 @@ def assemble(context: Context) -> Trainer:
     if checkpoint:
         resuming.check_recipe(checkpoint.recipe, recipe)
         resuming.load_weights(checkpoint, model)
-    session = Session(context)
+    member = Member(context)
     rows = None if spec.options.turns else plan.total_steps
-    session.join(rows, position, resuming.steps_before(run, spec, checkpoint))
+    member.join(rows, position, resuming.steps_before(run, spec, checkpoint))
     compiled = compiling.compile_model(model, precision, spec.placement, plan, data, rank) if recipe.compile else 0.0
-    strategy = session.adopt(model)
+    strategy = member.adopt(model)
     state = TrainState(model, strategy, strategy.optimizer(partial(optimizers.build, recipe.optimizer)), precision)
     loader.train.keyed = loader.train.keyed or layers.needs_keys(model)
-    step = RecipeStep(recipe, plan, rank, state, loader.train, session.recorder, position.step, session.balance(plan))
+    balance = balance_of(context, plan, member.recorder)
+    step = RecipeStep(recipe, plan, rank, state, loader.train, member.recorder, position.step, balance)
     if spec.options.proof:
         from lockstep.training.witness import Witness
 
@@ -72,7 +74,7 @@ def assemble(context: Context) -> Trainer:
         if rank.is_first and checkpoint.run != run.folder:
             resuming.carry_epochs(checkpoint, run, plan.steps_per_epoch)
     save = resuming.saver(context, state)
-    return Trainer(session, state, step, loader, stopping, position.step, save, qat, compiled)
+    return Trainer(member, state, step, loader, stopping, position.step, save, qat, compiled)
 
 
 def open_set(run: Run, spec: Spec) -> DataSet:
@@ -94,16 +96,13 @@ def _memory_format(spec: Spec) -> torch.memory_format:
 def build_model(recipe: Recipe, spec: Spec, data: DataSet, device: torch.device, precision: Precision) -> nn.Module:
     model = models.build(recipe, data.shape)
     models.check_fits(model, recipe, data.shape, data.classes)
-    if recipe.fused:
-        from lockstep.kernels import fuse
-
-        model = fuse(model)
+    model = fused.applied(recipe, model, device)
     return precision.prepare(memory.arrange(model.to(device=device), _memory_format(spec)))
 
 
 def _note_model(run: Run, recipe: Recipe, model: nn.Module, batches: Batches, precision: Precision) -> None:
     """Write down what was changed about a user's own model, and what about it ranks may compute otherwise than one process."""
-    unused = _fused_in_vain(model) if recipe.fused else []
+    unused = fused.remarks(recipe, model)
     if recipe.model in models.CATALOGUE:
         if unused:
             write_atomic(run.folder / MODEL_NOTES, {"remarks": unused, "cautions": []})
@@ -115,17 +114,6 @@ def _note_model(run: Run, recipe: Recipe, model: nn.Module, batches: Batches, pr
 
     found = cautions.cautions(model, batches.take(0, min(_TRIED, batches.count))[0], forward)
     write_atomic(run.folder / MODEL_NOTES, {"remarks": cautions.remarks(model) + unused, "cautions": found})
-
-
-def _fused_in_vain(model: nn.Module) -> list[str]:
-    from lockstep.kernels import FusedConvReLU
-
-    fused = [module for module in model.modules() if isinstance(module, FusedConvReLU)]
-    if not fused:
-        return ["warning: fused=true has no effect: the model has no Conv2d with a ReLU behind it (docs/kernels.md)"]
-    if all(module.weight.device.type != "cpu" for module in fused):
-        return ["warning: fused=true has no effect: the fused kernels are for the CPU"]
-    return []
 
 
 def quantizer(recipe: Recipe, model: nn.Module, batches: Batches) -> Qat | None:

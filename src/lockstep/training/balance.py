@@ -13,6 +13,7 @@ from lockstep.measure.recorder import Recorder
 from lockstep.measure.records import WARMUP_STEPS
 from lockstep.placement import Placement
 from lockstep.plan import Plan, divided
+from lockstep.training.context import Context
 
 # Looks are this far apart: a processor that is throttled runs and stands still in turns of a tenth of a second.
 LOOK_S = 1.0
@@ -27,7 +28,8 @@ class Balance:
     def __init__(self, plan: Plan, placement: Placement, recorder: Recorder, rank: int) -> None:
         self.plan = plan
         """With the shares as of now."""
-        self._placement, self._recorder, self._rank = placement, recorder, rank
+        self.recorder = recorder
+        self._placement, self._rank = placement, rank
         # The first steps of a process fill caches: also those of one that goes on with a run.
         self._row, self._left = recorder.log.count + WARMUP_STEPS, WARMUP_STEPS + FEWEST_STEPS
 
@@ -37,10 +39,10 @@ class Balance:
         # What was seen of an epoch's last, partial batch says little about whole ones: the look waits for the next.
         if self._left > 0 or count < self.plan.global_batch:
             return False
-        self._recorder.clock.flush()
+        self.recorder.clock.flush()
         parts = self.plan.parts(count)
-        seconds = self._recorder.log.busy(self._row, parts[self._rank])
-        self._row = self._recorder.log.count
+        seconds = self.recorder.log.busy(self._row, parts[self._rank])
+        self._row = self.recorder.log.count
         busy = [each for (each,) in group.gather([seconds])]
         self._left = min(MOST_STEPS, max(FEWEST_STEPS, round(LOOK_S / max(busy))))
         shares = balanced(parts, busy)
@@ -48,6 +50,12 @@ class Balance:
             return False
         self.plan = divided(self.plan, self._placement, shares)
         return True
+
+
+def balance_of(context: Context, plan: Plan, recorder: Recorder) -> Balance | None:
+    """Who divides batches anew; None where their division stays as it is."""
+    wanted = context.placement.shares == "auto" and context.rank.world > 1
+    return Balance(plan, context.placement, recorder, context.rank.rank) if wanted else None
 
 
 def balanced(samples: list[int], seconds: list[float]) -> list[int] | None:

@@ -109,6 +109,7 @@ class Lanes:
         everyone: bool = False,
         still: bool = False,
         threads: int | None = None,
+        bucket_mb: float | None = None,
     ) -> None:
         """`shared`: the placement's ranks exchange. `wrapped`: inside its strategy, in a group of one."""
         spec, recipe = self._spec, self._spec.recipe
@@ -126,10 +127,12 @@ class Lanes:
         if not shared:
             for layer in model.modules():
                 if isinstance(layer, layers.BatchNorm2d):
-                    layer.synchronised = False
+                    # Its own way to compute is part of what a strategy costs; one process by itself would not go it.
+                    layer.synchronised = layer.synchronised and wrapped
+                    layer.group = self._own_group
         if recipe.compile:
             compiling.compile_model(model, precision, spec.placement, plan, self._data, rank)
-        strategy = self._strategy(model, wrapped, shared)
+        strategy = self._strategy(model, wrapped, shared, bucket_mb)
         batches = assemble.train_batches(spec, self._data, self._device)
         batches.visit(sample_order(recipe, 1, plan.train_samples) if recipe.shuffle else None, 1)
         batches.keyed = batches.keyed or layers.needs_keys(model)
@@ -161,8 +164,11 @@ class Lanes:
     def _file(self, name: str) -> Path:
         return self._run.rank_folder(self._rank.rank) / f"way-{name}.bin"
 
-    def _strategy(self, model: Any, wrapped: bool, shared: bool) -> Strategy:
+    def _strategy(self, model: Any, wrapped: bool, shared: bool, bucket_mb: float | None) -> Strategy:
         placement = self._spec.placement
+        if bucket_mb is not None:
+            ddp = msgspec.structs.replace(placement.ddp, bucket_mb=bucket_mb)
+            placement = msgspec.structs.replace(placement, ddp=ddp)
         if not shared:
             placement = msgspec.structs.replace(placement, zero=False)
         if shared:

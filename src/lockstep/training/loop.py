@@ -14,8 +14,8 @@ from lockstep.data.batches import Batches, sample_order
 from lockstep.measure.memory import bytes_of
 from lockstep.training.checkpoint import Position
 from lockstep.training.evaluate import Evaluation, evaluate
+from lockstep.training.member import Member
 from lockstep.training.recipe_step import RecipeStep, TrainState
-from lockstep.training.session import Session
 from lockstep.training.stopping import Stopping
 from lockstep.training.turns import Parted, Turns
 
@@ -37,11 +37,11 @@ class Loader:
 
 
 class Trainer:
-    """Trains one model on one rank: decides when to evaluate, to keep a checkpoint and to stop. The session writes what happened."""
+    """Trains one model on one rank: decides when to evaluate, to keep a checkpoint and to stop. The member writes what happened."""
 
     def __init__(
         self,
-        session: Session,
+        member: Member,
         state: TrainState,
         recipe_step: RecipeStep,
         data: Loader,
@@ -52,8 +52,8 @@ class Trainer:
         compile_seconds: float = 0.0,
     ) -> None:
         """`step`: how many were taken by earlier processes. `save` writes a checkpoint; all ranks call it. `qat` trains for int8."""
-        self._session, self._context, self._progress = session, session.context, session.progress
-        self._recorder = session.recorder
+        self._member, self._context, self._progress = member, member.context, member.progress
+        self._recorder = member.recorder
         self._state, self._recipe_step, self._data = state, recipe_step, data
         self._stopping, self._step, self._save, self._qat = stopping, step, save, qat
         self._int8: dict[str, float] = {}
@@ -65,12 +65,12 @@ class Trainer:
 
     def fit(self) -> None:
         """All epochs, up to the results in the run folder."""
-        self._session.running()
+        self._member.running()
         self._progress.start()
         while self._stopped is None and self._step < self._context.plan.total_steps:
             self._epoch()
         epoch = self._back_to_best()
-        records = self._context.run.epochs() if self._session.is_first else []
+        records = self._context.run.epochs() if self._member.is_first else []
         more = {
             "epochs": self._epochs,
             "stopped_by": self._stopped,
@@ -82,7 +82,7 @@ class Trainer:
             else None,
         }
         result: dict[str, Any] = next((record for record in reversed(records) if record["epoch"] == epoch), {})
-        self._session.close(self._step, {**result, "test_samples": self._context.plan.test_samples}, more)
+        self._member.close(self._step, {**result, "test_samples": self._context.plan.test_samples}, more)
 
     def race(self) -> None:
         """The steps of training, epoch after epoch, and an evaluation, for as long as somebody asks for them (turns.py)."""
@@ -167,7 +167,7 @@ class Trainer:
         witness = self._recipe_step.witness
         if witness:
             witness.before_evaluation(epoch, batches)
-        self._session.consolidate()
+        self._member.consolidate()
         saw = witness.saw_test if witness else None
         test = evaluate(state.model, batches, samples, mine, batch, state.precision, saw)
         if witness:

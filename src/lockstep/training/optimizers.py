@@ -40,7 +40,9 @@ class Adam(Optimizer):
         self._update = fused_adamw_ if settings.name == "adamw" else fused_adam_
         self._exp_avg = [torch.zeros_like(p) for p in _reals(parameters)]
         self._exp_avg_sq = [torch.zeros_like(p) for p in _reals(parameters)]
-        self._steps = [torch.zeros((), device=p.device) for p in parameters]
+        # One tensor that holds all counts: adding to single numbers, one by one, takes longer than the update of a small net.
+        self._counts = torch.zeros(len(parameters), device=parameters[0].device if parameters else None)
+        self._steps = list(self._counts.unbind())
 
     @torch.no_grad()
     def step(self) -> None:
@@ -48,7 +50,10 @@ class Adam(Optimizer):
         kept = (_reals(self.parameters), self._exp_avg, self._exp_avg_sq, self._steps)
         parameters, exp_avg, exp_avg_sq, steps = (_chosen(values, which) for values in kept)
         settings = self._settings
-        foreach_add_(steps, 1)
+        if which is None:
+            self._counts.add_(1)
+        else:
+            foreach_add_(steps, 1)
         self._update(
             parameters,
             gradients,

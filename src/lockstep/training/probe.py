@@ -17,7 +17,9 @@ import torch
 from lockstep import strategies
 from lockstep.backends import group
 from lockstep.backends.ranks import Rank
+from lockstep.machine.cores import cores
 from lockstep.measure.records import PHASES
+from lockstep.placement import DEFAULT_BUCKET_MB, Placement, ranks_per_host
 from lockstep.rounds import rounds
 from lockstep.run import Probe, Run, Spec, write_atomic
 from lockstep.torch_private import default_store
@@ -48,7 +50,9 @@ def _lanes(run: Run, spec: Spec, rank: Rank, device: torch.device, probe: Probe)
     if not for_prediction:
         lanes.add("no-data", micro, accumulation, shared=many, still=True)
         if threads > 1:
-            lanes.add("half-threads", micro, accumulation, shared=many, threads=threads // 2)
+            lanes.add("fewer-threads", micro, accumulation, shared=many, threads=_fewer(placement, threads))
+        if many and placement.strategy == "ddp" and placement.ddp.bucket_mb < DEFAULT_BUCKET_MB:
+            lanes.add("large-buckets", micro, accumulation, shared=True, bucket_mb=DEFAULT_BUCKET_MB)
     lanes.add("double", 2 * micro, accumulation, shared=many)
     small = sorted(probe.batches)[:SMALL_BATCHES]
     for batch in probe.batches:
@@ -61,6 +65,13 @@ def _lanes(run: Run, spec: Spec, rank: Rank, device: torch.device, probe: Probe)
                 lanes.add(f"wrapped@{batch}", batch, wrapped=True)
             lanes.add(f"together@{batch}", batch, shared=True)
     return lanes
+
+
+def _fewer(placement: Placement, threads: int) -> int:
+    """As many as there are cores for; where these are enough for all, half as many."""
+    local = placement.ranks if placement.emulated else ranks_per_host(placement)
+    fitting = max(1, cores() // local)
+    return fitting if fitting < threads else threads // 2
 
 
 def measure(run: Run, spec: Spec, rank: Rank, device: torch.device) -> None:

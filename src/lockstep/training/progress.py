@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from lockstep.backends.group import gather, reduce_max, reduce_sum
+from lockstep.machine.cpu import delayed_seconds
 from lockstep.measure.memory import MemoryMeter
 from lockstep.measure.recorder import Recorder
 from lockstep.measure.records import StepLog
@@ -60,6 +61,7 @@ class Span:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder, self._first_row = recorder, recorder.log.count
         self._logged = recorder.logging_seconds
+        self._delayed = delayed_seconds()
         self._begin = now()
 
     def close(self, end: tuple[float, float] | None = None) -> tuple[Sums, dict[str, float]]:
@@ -68,11 +70,15 @@ class Span:
         recorder.clock.flush()
         logging = recorder.logging_seconds - self._logged
         wall, cpu = (after - before for after, before in zip(end or now(), self._begin, strict=True))
+        delayed = delayed_seconds()
         loss, correct, samples = recorder.log.totals(self._first_row)
         mine = {"steps": recorder.log.count - self._first_row, "samples": samples, "loss": loss, "correct": correct}
         loss, hits, counted, cpu = reduce_sum([loss, float(correct), float(samples), cpu])
         slowest, logging_of_slowest = reduce_max([wall - logging, logging])
-        return Sums(loss, hits, counted, slowest, cpu, logging_of_slowest), {**mine, "seconds": wall - logging}
+        mine["seconds"] = wall - logging
+        if delayed is not None and self._delayed is not None:
+            mine["delayed"] = delayed - self._delayed
+        return Sums(loss, hits, counted, slowest, cpu, logging_of_slowest), mine
 
 
 def now() -> tuple[float, float]:
@@ -99,6 +105,11 @@ class Progress:
     def begin(self) -> None:
         """Steps follow: time counts from here."""
         self._span = Span(self._recorder)
+
+    @property
+    def paused(self) -> bool:
+        """Whether no step is being timed."""
+        return self._span is None
 
     def pause(self, end: tuple[float, float] | None = None) -> None:
         """Take over what the steps since `begin` came to. Collective."""
@@ -136,6 +147,7 @@ class Progress:
             "train_accuracy": mine["correct"] / samples if correct_known else None,
             "train_seconds": mine["seconds"],
             "eval_seconds": evaluating,
+            "delayed_seconds": mine.get("delayed"),
         }
         logged = recorder.logging_seconds
         told = {key: test[f"test_{key}"] for key in ("loss", "accuracy") if test[f"test_{key}"] is not None}

@@ -1,7 +1,4 @@
-"""The session of one rank's training: its group, its strategy, its records and its result, whoever writes the loop.
-
-A recipe's loop is loop.py; a user's own is a script (docs/own-loop.md). Every rank makes the same calls in the same order.
-"""
+"""The session of a user's own loop (docs/own-loop.md): what a script calls, and what its run keeps of it."""
 
 from __future__ import annotations
 
@@ -11,132 +8,36 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any
 
-import msgspec
 import torch
 from torch import nn
 
-from lockstep import keyed, strategies
+from lockstep import keyed
 from lockstep.backends import group
 from lockstep.errors import InputError
-from lockstep.measure.recorder import Recorder
 from lockstep.models import cautions, layers
-from lockstep.plan import Plan, divided
-from lockstep.run import MODEL_NOTES, write_atomic
-from lockstep.strategies import Strategy
-from lockstep.training.balance import Balance
-from lockstep.training.checkpoint import Position, save_weights
 from lockstep.training.context import Context
+from lockstep.training.member import NO_MODEL, Member
 from lockstep.training.observed import Observed
-from lockstep.training.progress import Progress, now
-from lockstep.training.share import Shares
-from lockstep.training.state import whole_state
+from lockstep.training.progress import now
+from lockstep.training.share import Division, Shares
 from lockstep.training.step import Step, Steps
 from lockstep.training.turns import Turns
 
-NO_MODEL = "lockstep.session: no model yet: call s.wrap(model) first"
 
-
-class Session:
-    """What a loop knows of its place, and what it tells of itself."""
+class Session(Member):
+    """A script's place in its run. Every rank makes the same calls in the same order."""
 
     def __init__(self, context: Context, recorded: bool = True) -> None:
-        self.context = context
-        self.rank, self.world, self.is_first = context.rank.rank, context.rank.world, context.rank.is_first
-        self.device, self.placement = context.device, context.placement
-        self.recorded = recorded
-        """Whether `lockstep run` started this, and so there is a run folder."""
+        super().__init__(context, recorded)
         self.finished = False
         """Whether it came to its end and everything is written."""
-        self._recorder: Recorder | None = None
-        self._strategy: Strategy | None = None
-        self._progress: Progress | None = None
         self._steps: Steps | None = None
         self._turns: Turns | None = None
-        self._plan = context.plan
-        """Of a script: how batches are divided now."""
-        self._balance: Balance | None = None
+        self._division = Division(context)
         self._observed = Observed(context)
         self._epoch, self._end, self._keyed = 0, (0.0, 0.0), False
-
-    # Both kinds of loop
-
-    def join(self, rows: int | None, position: Position | None = None, steps_before: int = 0) -> None:
-        """Open the rank's records, then meet the other ranks.
-
-        `rows`: how many steps there will be, if that is known. `position`: where an earlier process had come to; `steps_before`: steps that
-        the run which this one goes on from had taken.
-        """
-        context, position = self.context, position or Position()
-        self._recorder = Recorder(
-            context.run, self.rank, rows, self.device, position.step - steps_before, steps_before, context.spec
-        )
-        self._progress = Progress(context, self._recorder, position.sums, position.totals)
-        if self.world > 1:
-            group.join(self.placement, context.rank, context.run.folder)
-
-    def running(self) -> None:
-        """Say so in the run's status, which keeps who watches it."""
-        if self.recorded and self.is_first:
-            kept = ("supervisor_pid", "host", "job", "cores")
-            recorded = self.context.run.recorded_status()
-            self.context.run.write_status("running", **{key: recorded[key] for key in kept if key in recorded})
-
-    def adopt(self, model: nn.Module) -> Strategy:
-        """Put the model under the placement's strategy. Collective."""
-        self._strategy = strategies.build(self.placement.strategy, model, self.placement, self.device)
-        if self.recorder.trace is not None:
-            self._strategy.watch(self.recorder.trace)
-        return self._strategy
-
-    @property
-    def recorder(self) -> Recorder:
-        assert self._recorder is not None
-        return self._recorder
-
-    @property
-    def progress(self) -> Progress:
-        assert self._progress is not None
-        return self._progress
-
-    @property
-    def strategy(self) -> Strategy:
-        if self._strategy is None:
-            raise InputError(NO_MODEL)
-        return self._strategy
-
-    def balance(self, plan: Plan) -> Balance | None:
-        """Who divides batches anew with shares=auto."""
-        return (
-            Balance(plan, self.placement, self.recorder, self.rank)
-            if self.placement.shares == "auto" and self.world > 1
-            else None
-        )
-
-    def consolidate(self) -> None:
-        """Make the model the one result, the same on all ranks. Collective."""
-        self.strategy.consolidate()
-        layers.average_statistics(self.strategy.bare)
-
-    def close(
-        self, steps: int, result: dict[str, Any], more: dict[str, Any], notes: dict[str, Any] | None = None
-    ) -> None:
-        """Write the model, the summary and what is to be noted of the model. Collective."""
-        self.consolidate()
-        model, context = self.strategy.bare, self.context
-        summary = {**self.progress.close(model, steps, result, self.strategy.figures()), **more}
-        state = whole_state(model)
-
-        def write_results() -> None:
-            if context.options.save_model:
-                save_weights(context.run, state)
-            if notes is not None:
-                write_atomic(context.run.folder / MODEL_NOTES, notes)
-            write_atomic(context.run.folder / "summary.json", summary)
-
-        if self.recorded:
-            group.first_alone(write_results)
-
-    # A user's own loop
+        self._evaluated = 0.0
+        """Seconds of evaluations between steps of the epoch under way."""
 
     def __enter__(self) -> Session:
         self.join(rows=None)
@@ -161,19 +62,7 @@ class Session:
         """This rank's part of each global batch that `steps` with the same arguments goes through; for a DataLoader's sampler."""
         if self.placement.shares == "auto":
             raise InputError("s.share: with shares=auto a batch is divided when its step begins: state shares=[…]")
-        return self._shares(count, batch, epoch, shuffle, seed)
-
-    def _shares(self, count: int, batch: int, epoch: int, shuffle: bool, seed: int) -> Shares:
-        shares = self.placement.shares
-        if shares is None and batch % self.world:
-            above = batch + self.world - batch % self.world
-            raise InputError(f"s.steps: batch={batch} does not divide by ranks={self.world}: choose batch={above}")
-        if batch != self._plan.global_batch and shares is not None:
-            self._plan = msgspec.structs.replace(self._plan, global_batch=batch)
-            # What was measured at another batch says little about this one.
-            self._plan = divided(self._plan, self.placement, [1] * self.world if shares == "auto" else shares)
-            self._balance = None
-        return Shares(count, batch, epoch, shuffle, seed, lambda samples: self._plan.part(samples, self.rank))
+        return self._division.shares(count, batch, epoch, shuffle, seed)
 
     def steps(self, count: int, *, batch: int, epoch: int, shuffle: bool = True, seed: int = 123) -> Iterator[Step]:
         """One epoch of optimizer steps over a set of `count` samples, in global batches of `batch` over all ranks.
@@ -181,33 +70,33 @@ class Session:
         Nothing is padded or left out. The order depends on (seed, epoch) alone, so global batch k is the same with one
         rank and with many.
         """
-        shares, steps = self._shares(count, batch, epoch, shuffle, seed), _wrapped(self._steps)
-        self._balance = self._balance or self.balance(self._plan)
+        shares, steps = self._division.shares(count, batch, epoch, shuffle, seed), _wrapped(self._steps)
+        self._division.watch(self.recorder)
         self._finish_step()
         self._begin_epoch(shares)
         try:
             for part in shares:
                 if self._turns:
                     self._turns.before_step(part.count)
+                self._resume()
                 layers.bind(keyed.sample_keys(seed, epoch, part.mine) if self._keyed else None, part.samples)
                 yield steps.open(part.samples, part.count, part.mine)
                 self._finish_step()
-                if self._balance:
-                    self._balance.after_step(part.count)
-                    self._plan = self._balance.plan
-                    self.recorder.clock.start()  # what ranks told each other is no part of the next step
+                self._division.after_step(part.count)
         finally:
             if self._turns:
                 self._turns.pause()
 
     def part(self, count: int) -> slice:
         """This rank's part of 0 … count, for an evaluation; the parts of all ranks make up the whole."""
-        return slice(*self._plan.part(count, self.rank))
+        return slice(*self._division.part(count))
 
     @contextmanager
     def evaluation(self) -> Iterator[nn.Module]:
         """Around an evaluation: the bare model in eval mode, the same on all ranks, without gradients."""
         self._finish_step()
+        # Steps may follow: their time must not have this in it.
+        self.progress.pause(self._end)
         model = self.strategy.bare
         self.consolidate()
         modes = {module: module.training for module in model.modules()}
@@ -230,7 +119,7 @@ class Session:
         self._finish_step()
         if not observed.counts:
             raise InputError("end_epoch: no step was taken since the last one")
-        evaluating = perf_counter() - self._end[0]
+        evaluating, self._evaluated = self._evaluated + perf_counter() - self._end[0], 0.0
         self.progress.pause(self._end)
         loss, hits, tested = group.reduce_sum([float(loss_sum or 0.0), float(correct or 0.0), float(samples)])
         unknown = [loss_sum is None, correct is None, not observed.all_correct]
@@ -283,7 +172,7 @@ class Session:
         found = cautions.cautions(model) + cautions.unkeyed(model)
         result = self.progress.record
         more = {"epochs": result.get("epoch", 0), "stopped_by": None, "best_epoch": self._observed.best_epoch}
-        more["shares"] = self._plan.parts(self._plan.global_batch) if self._plan.shares else None
+        more["shares"] = self._division.of_a_batch()
         self.close(self._steps.taken, result, more, {"remarks": cautions.remarks(model), "cautions": found})
 
     def _begin_epoch(self, shares: Shares) -> None:
@@ -294,6 +183,13 @@ class Session:
         self._epoch = shares.epoch
         self._observed.loop_begins(len(shares))
         if fresh:
+            self.progress.begin()
+            self.recorder.clock.start()
+
+    def _resume(self) -> None:
+        """A step follows: after an evaluation in the midst of an epoch, the clocks of training go on here."""
+        if self.progress.paused:
+            self._evaluated += perf_counter() - self._end[0]
             self.progress.begin()
             self.recorder.clock.start()
 

@@ -18,6 +18,7 @@ from lockstep.measure.clock import DATA, EXCHANGE, FORWARD, OPTIMIZER, StepClock
 from lockstep.measure.records import StepLog
 from lockstep.strategies import Strategy
 from lockstep.strategies.optimizer import Optimizer
+from lockstep.torch_private import engine
 from lockstep.training.reduction import mean_over
 
 _LAPS = {"data": DATA, "forward": FORWARD, "optimizer": OPTIMIZER}
@@ -45,7 +46,8 @@ class Steps:
         self._weight, self._weighs = torch.zeros((), device=trained[0].device if trained else "cpu"), 0.0
         self._ready = LastGradient(optimizer.parameters if optimizer else trained, self) if self.many else None
         # A hook that nobody has overridden costs nothing, and leaves no mark in the times.
-        self.exchanges = self.many and type(strategy).exchange is not Strategy.exchange
+        # Where weights are divided it also hands gradients over to the optimizer, in a group of one too.
+        self.exchanges = (self.many or strategy.divides_weights) and type(strategy).exchange is not Strategy.exchange
         self._sends = self.many and optimizer is not None and type(optimizer).exchange is not Optimizer.exchange
         self._acts_after = self.many and type(strategy).after_step is not Strategy.after_step
         self._open: Step | None = None
@@ -149,8 +151,12 @@ class Step:
         counts = self.samples if samples is None else samples
         steps.check_loss(loss_sum, counts)
         weight = steps.weight(self.count if counts else 0)
-        # Not loss.backward(weight), which imports the symbolic shapes of the compiler (0.5 s) to compare two shapes.
-        (loss_sum * (weight if scaler is None else scaler.scale(weight))).backward()  # type: ignore[no-untyped-call]
+        weight = weight if scaler is None else scaler.scale(weight)
+        if type(loss_sum) is torch.Tensor and loss_sum.dim() == 0:
+            # retain_graph, create_graph, inputs, allow_unreachable, accumulate_grad: as loss.backward has them
+            engine.run_backward((loss_sum,), (weight,), False, False, (), True, True)
+        else:
+            (loss_sum * weight).backward()  # type: ignore[no-untyped-call]  # PyTorch says what is wrong with it
         clock.lap_backward(steps.many and not self._inner)
         self.passes += 1
         if not self._inner:
@@ -161,8 +167,7 @@ class Step:
                 clock.lap(EXCHANGE)
             steps.check_gradients()
         if counts:
-            # Written by torch, so nothing waits for the number.
-            steps.records.log.loss[steps.row].add_(loss_sum.detach())
+            steps.records.log.add_loss(steps.row, loss_sum.detach())
         clock.skip()
 
     @contextmanager
@@ -181,7 +186,7 @@ class Step:
         if not self.updated:
             clock.lap(OPTIMIZER if self.exchanged else FORWARD)
         if self.samples:
-            steps.records.log.correct[steps.row].add_(correct)
+            steps.records.log.add_correct(steps.row, correct)
         self.correct_known = True
         clock.skip()
 

@@ -5,6 +5,7 @@ May import turns/, predict/ and what is below them. Its doors are `search` and `
 
 from __future__ import annotations
 
-from lockstep.tune.stages import Found, Otherwise, search
+from lockstep.tune.found import Found, Otherwise
+from lockstep.tune.stages import search
 
 __all__ = ["Found", "Otherwise", "search"]

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from lockstep.errors import InputError
-from lockstep.machine import formats, inductor
+from lockstep.machine import formats, inductor, shared_memory
 from lockstep.models import CATALOGUE
 from lockstep.placement import Ddp, Placement
 from lockstep.recipe import Recipe
@@ -59,7 +59,7 @@ class Way(msgspec.Struct, frozen=True):
                 found["ddp.bucket_mb"] = placement.ddp.bucket_mb
         usual: dict[str, Any] = {"micro_batch": None, "memory_format": "channels_last"}
         found |= {key: getattr(placement, key) for key, value in usual.items() if getattr(placement, key) != value}
-        usual = {"fused": False, "compile": False, "precision": "fp32"}
+        usual = {"fused": "auto", "compile": False, "precision": "fp32"}
         found |= {key: getattr(recipe, key) for key, value in usual.items() if getattr(recipe, key) != value}
         return [f"{key}={written(value)}" for key, value in found.items()]
 
@@ -102,7 +102,8 @@ def _changes(
             continue
         keys = {"ranks": ranks, "threads": threads}
         # One rank has no backend; several that were not tried yet take what usually is fastest.
-        usual = {"backend": "shm" if here else "gloo", "strategy": "ddp"} if not several else {}
+        shared = here and not shared_memory.problem()
+        usual = {} if several else {"backend": "shm" if shared else "gloo", "strategy": "ddp"}
         yield "ranks", keys, {**usual, "micro_batch": None} if ranks > 1 else alone
         if usual and ranks > 1:
             yield "ranks", keys, {**usual, "strategy": "flat", "micro_batch": None}
@@ -110,7 +111,7 @@ def _changes(
         one = {"hosts": 1, "emulated": False, "link": None, "rendezvous": None, "ranks": 1}
         yield "hosts", one, {"threads": max(cores), "launcher": "auto", **alone}
     if several:
-        for backend in ("shm", "gloo") if here else ():
+        for backend in ("shm", "gloo") if here and not shared_memory.problem() else ():
             if backend != placement.backend:
                 yield "backend", {"backend": backend}, {}
         for strategy in ("ddp", "flat"):
@@ -123,7 +124,7 @@ def _changes(
         yield "passes", keys, {}
     other_layout = "contiguous" if placement.memory_format == "channels_last" else "channels_last"
     yield "memory_format", {"memory_format": other_layout}, {}
-    yield "fused", {"fused": not recipe.fused}, {}
+    yield "fused", {"fused": "auto" if recipe.fused is False else False}, {}
     if inductor.has_compiler() and (recipe.compile or seconds > 2 * COMPILING_S):
         yield "compile", {"compile": not recipe.compile}, {}
     if "precision" in allow:

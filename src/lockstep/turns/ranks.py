@@ -32,6 +32,9 @@ EVALUATION_S = 600.0
 RANK_BYTES = 300 << 20
 # Ranks that were told to leave are gone in a moment; after this they are ended.
 LEAVE_S = 10.0
+# OpenMP's threads look for more work before they go to sleep, for about 5 ms. Meanwhile they hold the cores of whoever is next: two ranks
+# seemed to be 10 % slower than two threads that had their windows before them (docs/race.md).
+LINGER_S = 0.02
 
 
 def memory_problem(placements: Iterable[Placement]) -> str | None:
@@ -81,11 +84,13 @@ class Ranks:
         self._problem: BaseException | None = None
         self._lines: Lines | None = None
         self._pending: list[bytes] = []
+        self._lingers = 0.0
 
     def start(self, number: int) -> None:
         run, spec = prepare(self._recipe, self._placement, self._options, self._folder, f"{number:03d}")
         self._run, self._problem = run, None
         ranks, placement = spec.plan.ranks, spec.placement
+        self._lingers = LINGER_S if (placement.threads or 1) > 1 else 0.0
         slurm = placement.launcher == "slurm"
         self._lines = Desk(run, ranks, placement.hosts > 1) if slurm else Pipes(run, ranks)
         self._pending = [b""] * spec.plan.ranks
@@ -108,6 +113,7 @@ class Ranks:
     def take(self, lead: int, steps: int) -> Taken:
         self._order({"lead": lead, "steps": steps})
         found = self._collect(WINDOW_S + SLOWEST_STEP_S * (lead + steps))
+        time.sleep(self._lingers)
         phases = [answer["phases"] for answer in found]
         return Taken(
             samples=found[0]["samples"],

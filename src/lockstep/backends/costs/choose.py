@@ -1,4 +1,8 @@
-"""What `backend=auto` comes to: the fastest correct backend measured on this machine, for the message size at hand."""
+"""What `backend=auto` comes to: the fastest correct backend measured on this machine, for the message size at hand.
+
+Where it was not measured, ranks of one host share its memory: of what every launcher can start it was the fastest wherever it was measured
+(docs/comms.md).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from lockstep.backends.costs import store
 from lockstep.backends.costs.cells import Cell
 from lockstep.backends.costs.plan import missing
 
-FALLBACK = {"cpu": "gloo", "cuda": "nccl"}
+BETWEEN_HOSTS = {"cpu": "gloo", "cuda": "nccl"}
 # From here on a message's time is that of its bytes, so that what is larger than all that was measured can be told from it.
 BANDWIDTH_BYTES = 10**6
 
@@ -25,11 +29,10 @@ def best(
     device: str = "cpu",
     among: Collection[str] | None = None,
 ) -> tuple[str, str]:
-    """The backend and a one-line reason with numbers. Without measurements: gloo (nccl on CUDA), and how to get some.
+    """The backend for ranks of one host, and a one-line reason with numbers. Without measurements: shm (nccl on CUDA), and how to get some.
 
     `among` narrows the choice, for example to what the launcher can start; `cache` is the folder of measurements.
     """
-    fallback = FALLBACK[device]
     known = [cell for cell in store.load(cache) if cell.collective == "all_reduce" and cell.device == device]
     fitting = [cell for cell in known if cell.ranks == ranks and (among is None or cell.backend in among)]
     names = sorted({cell.backend for cell in fitting})
@@ -40,8 +43,15 @@ def best(
         points = [cell for cell in fitting if cell.backend == name and cell.state == "ok" and cell.median_us]
         if _reaches(points, bytes_per_exchange) and name not in wrong and name not in gone:
             times[name] = interpolate(points, bytes_per_exchange)
+    failed = {cell.backend for cell in known if cell.state != "ok"}
+    shared = device == "cpu" and (among is None or "shm" in among) and not missing("shm", device)
+    # What others were measured at says nothing against shared memory that was not.
+    if shared and "shm" not in times and "shm" not in failed:
+        measured = [cell for cell in fitting if cell.backend == "shm"]
+        return "shm", _untried("shm", bytes_per_exchange if measured else None, ranks, wrong)
     if not times:
-        return fallback, _nothing(fallback, bytes_per_exchange if fitting else None, ranks, wrong)
+        between = BETWEEN_HOSTS[device]
+        return between, _untried(between, bytes_per_exchange if fitting else None, ranks, wrong)
     order = sorted(times, key=lambda name: times[name])
     first, others = order[0], order[1:]
     text = f"{first}: {_us(times[first])} for {bytes_per_exchange:,} bytes with {ranks} ranks"
@@ -56,14 +66,14 @@ def _reaches(points: list[Cell], size: int) -> bool:
     return max((cell.message_bytes for cell in points), default=-1) >= min(size, BANDWIDTH_BYTES)
 
 
-def _nothing(fallback: str, size: int | None, ranks: int, wrong: list[str]) -> str:
+def _untried(backend: str, size: int | None, ranks: int, wrong: list[str]) -> str:
     """`size`: where other sizes were measured."""
-    why = "nothing measured" if size is None else f"nothing measured for {size:,} bytes"
+    what = "it was not measured" if backend == "shm" else "nothing measured"
+    why = what if size is None else f"{what} for {size:,} bytes"
     why = f"{', '.join(wrong)} gave WRONG results when measured" if wrong else why
+    why = f"ranks of one host share its memory; {why}" if backend == "shm" else why
     more = "" if ranks == 2 else f" --ranks {ranks}"
-    return (
-        f"{fallback}: {why} on this machine with {ranks} ranks; run 'lockstep comms{more}' to let auto choose by speed"
-    )
+    return f"{backend}: {why} on this machine with {ranks} ranks: 'lockstep comms{more}' lets auto choose by speed"
 
 
 def interpolate(points: list[Cell], size: int) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from lockstep.errors import InputError
+from lockstep.machine import shared_memory
 from lockstep.machine.cores import cores
 from lockstep.machine.cuda import cuda_present
 from lockstep.placement import Placement
@@ -96,6 +97,8 @@ def missing(backend: str, device: str) -> str | None:
         return "no usable CUDA on this machine"
     if backend == "mpi" and importlib.util.find_spec("mpi4py") is None:
         return "mpi4py is not installed: pip install 'lockstep[mpi]'"
+    if backend == "shm" and (reason := shared_memory.problem()):
+        return f"it {reason}"
     return None
 
 

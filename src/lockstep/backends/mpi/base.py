@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import torch
 from mpi4py import MPI
 
 from lockstep.backends.mpi.work import Mismatch, briefly, gate_for, sleep_until
@@ -101,3 +102,10 @@ class MpiBase(PythonGroup):
             error = RuntimeError(f"backend=mpi: rank {self._rank} called {what}, but {error}")
         self._broken = str(error)
         return error
+
+    def _give(self, target: torch.Tensor, mine: torch.Tensor, average: bool = False) -> None:
+        """What is left to do when the numbers are there: divide, and copy where MPI could not work in place."""
+        if average:
+            mine.div_(self._size)
+        if mine is not target:
+            target.copy_(mine)

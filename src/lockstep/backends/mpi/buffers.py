@@ -115,3 +115,12 @@ def room_for(output: torch.Tensor) -> torch.Tensor:
 def spread(room: torch.Tensor, targets: list[torch.Tensor]) -> None:
     for target, row in zip(targets, room, strict=True):
         target.copy_(row)
+
+
+def size_of(tensors: list[torch.Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def check_fits(fits: bool, what: str) -> None:
+    if not fits:
+        raise ValueError(f"backend=mpi: {what}: one tensor of the same size and type for each rank is needed")

@@ -1,4 +1,5 @@
-"""The collectives of the backend `mpi`, one communicator each. group.py makes them and registers the backend."""
+"""The process group of the backend `mpi`: what moves tensors from rank to rank as they are, and the barriers; what adds them up is in
+reductions.py. group.py makes one for each communicator and registers the backend."""
 
 from __future__ import annotations
 
@@ -6,150 +7,29 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from mpi4py import MPI
 
 from lockstep.backends.mpi.barrier import monitored_barrier
-from lockstep.backends.mpi.base import INLINE_BYTES, MpiBase
 from lockstep.backends.mpi.buffers import (
-    REDUCIBLE,
-    SUM,
-    memory_at,
+    check_fits,
     moved,
     moved_unevenly,
-    reduced,
-    reducible,
-    reduction,
     room_for,
     rows_to_counts,
+    size_of,
     spread,
 )
+from lockstep.backends.mpi.reductions import MpiReductions
 from lockstep.backends.mpi.work import Message
 from lockstep.backends.python_group import Tensors
 from lockstep.backends.signature import signature
-from lockstep.backends.work import Done, Pending
+from lockstep.backends.work import Done
 from lockstep.torch_private import untraced
-
-SUM_NUMBER = hash(SUM)
 
 
 @untraced
-class MpiGroup(MpiBase):
+class MpiGroup(MpiReductions):
     """Every collective of torch.distributed; arguments are checked before the ranks meet, so that a wrong one raises."""
-
-    # ------------------------------------------------ reductions
-
-    def allreduce(self, tensors: Tensors, options: Any = None) -> Any:
-        operation = _operation(options)
-        if len(tensors) == 1 and operation == SUM:
-            if not tensors[0].is_contiguous() and tensors[0].is_sparse:
-                return self._sparse_sum(tensors[0], options)
-            work = self._sum_at_once(tensors[0], options)
-            if work is not None:
-                return work
-        hows = [reduction(operation, tensor.dtype) for tensor in tensors]
-
-        def perform() -> None:
-            for tensor, how in zip(tensors, hows, strict=True):
-                mine = reducible(tensor)
-                self._comm.Allreduce(MPI.IN_PLACE, reduced(mine), how.operation)
-                self._give(tensor, mine, how.average)
-
-        count = sum(tensor.numel() for tensor in tensors)
-        alike = signature("all_reduce", tensors[0].dtype, count, hash(operation))
-        return self._do("all_reduce", alike, perform, tensors, _bytes(tensors), options)
-
-    allreduce_coalesced = allreduce
-
-    def _sum_at_once(self, tensor: torch.Tensor, options: Any) -> Any:
-        """The same by a shorter way for what is nearly always asked, small gradients in one piece: half the time spent in
-        Python. None where it does not apply."""
-        kind, size = REDUCIBLE.get(tensor.dtype), tensor.nbytes
-        if kind is None or size > INLINE_BYTES or self._progress.queue or not tensor.is_contiguous():
-            return None
-        buffer = (memory_at(tensor.data_ptr(), size), tensor.numel(), kind)
-        self._enter(signature("all_reduce", tensor.dtype, tensor.numel(), SUM_NUMBER))
-        brief = getattr(options, "asyncOp", True)
-        if self._meet("all_reduce", brief):
-            self._comm.Allreduce(MPI.IN_PLACE, buffer, MPI.SUM)
-            return Done([tensor])
-
-        def queued() -> None:
-            self._sleep_until_all_are_here("all_reduce")
-            self._comm.Allreduce(MPI.IN_PLACE, buffer, MPI.SUM)
-
-        return self._progress.add(Pending(queued, [tensor], "mpi"))
-
-    def _sparse_sum(self, tensor: torch.Tensor, options: Any) -> Any:
-        """Everybody's entries, gathered and added up by place."""
-        mine = tensor.detach().coalesce()
-
-        def perform() -> None:
-            indices, values = mine.indices().t().contiguous(), mine.values().contiguous()
-            entries = self._comm.allgather(len(indices))
-            places = self._gathered_rows(indices, entries)
-            numbers = self._gathered_rows(values, entries)
-            total = torch.sparse_coo_tensor(places.t(), numbers, tensor.shape, check_invariants=False)
-            tensor.copy_(total.coalesce())
-
-        alike = signature("all_reduce", tensor.dtype, tensor.numel(), SUM_NUMBER, root=1)  # told from a dense one
-        return self._do("all_reduce", alike, perform, [tensor], mine.values().nbytes, options)
-
-    def _gathered_rows(self, mine: torch.Tensor, rows: list[int]) -> torch.Tensor:
-        row = mine.shape[1:].numel()
-        room = torch.empty((sum(rows), *mine.shape[1:]), dtype=mine.dtype)
-        self._comm.Allgatherv(moved(mine), moved_unevenly(room, [count * row for count in rows]))
-        return room
-
-    def _give(self, target: torch.Tensor, mine: torch.Tensor, average: bool = False) -> None:
-        """What is left to do when the numbers are there: divide, and copy where MPI could not work in place."""
-        if average:
-            mine.div_(self._size)
-        if mine is not target:
-            target.copy_(mine)
-
-    def reduce(self, tensors: Tensors, options: Any) -> Any:
-        (tensor,), root = tensors, options.rootRank
-        how = reduction(options.reduceOp, tensor.dtype)
-
-        def perform() -> None:
-            mine = reducible(tensor)
-            if self._rank == root:
-                self._comm.Reduce(MPI.IN_PLACE, reduced(mine), how.operation, root)
-                self._give(tensor, mine, how.average)
-            else:
-                self._comm.Reduce(reduced(mine), None, how.operation, root)
-
-        alike = signature("reduce", tensor.dtype, tensor.numel(), hash(options.reduceOp), root)
-        return self._do("reduce", alike, perform, tensors, tensor.nbytes, options)
-
-    def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, options: Any = None) -> Any:
-        how = reduction(_operation(options), output.dtype)
-        _check(given.numel() == output.numel() * self._size and given.dtype is output.dtype, "reduce_scatter")
-
-        def perform() -> None:
-            source = reducible(given)
-            mine = torch.empty(output.shape, dtype=source.dtype)
-            self._comm.Reduce_scatter_block(reduced(source, self._size), reduced(mine), how.operation)
-            self._give(output, mine, how.average)
-
-        alike = signature("reduce_scatter", output.dtype, output.numel(), hash(_operation(options)))
-        return self._do("reduce_scatter", alike, perform, output, given.nbytes, options)
-
-    _reduce_scatter_base = reduce_scatter_single
-
-    def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], options: Any = None) -> Any:
-        (output,), (given,) = outputs, inputs
-        return self.reduce_scatter_single(output, torch.stack(given), options)
-
-    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, options: Any = None) -> Any:
-        for output, given in zip(outputs, inputs, strict=True):
-            self.reduce_scatter_single(output, given, options).wait()
-        return Done(outputs)
-
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-
-    # ------------------------------------------------ moving
 
     def broadcast(self, tensors: Tensors, options: Any) -> Any:
         (tensor,), root = tensors, options.rootRank
@@ -163,7 +43,7 @@ class MpiGroup(MpiBase):
         return self._do("broadcast", alike, perform, tensors, tensor.nbytes, options)
 
     def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, options: Any = None) -> Any:
-        _check(output.numel() == given.numel() * self._size and given.dtype is output.dtype, "all_gather")
+        check_fits(output.numel() == given.numel() * self._size and given.dtype is output.dtype, "all_gather")
 
         def perform() -> None:
             source, mine = given.contiguous(), room_for(output)
@@ -248,7 +128,7 @@ class MpiGroup(MpiBase):
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, options: Any = None) -> Any:
         taken, sent = [tensor.numel() for tensor in outputs], [tensor.numel() for tensor in inputs]
-        _check(len(taken) == len(sent) == self._size, "all_to_all")
+        check_fits(len(taken) == len(sent) == self._size, "all_to_all")
 
         def perform() -> None:
             source = torch.cat([tensor.reshape(-1) for tensor in inputs])
@@ -257,7 +137,7 @@ class MpiGroup(MpiBase):
             for tensor, piece in zip(outputs, torch.split(room, taken), strict=True):
                 tensor.copy_(piece.view(tensor.shape))
 
-        return self._do("all_to_all", _all_to_all(outputs[0]), perform, outputs, _bytes(outputs), options)
+        return self._do("all_to_all", _all_to_all(outputs[0]), perform, outputs, size_of(outputs), options)
 
     # ------------------------------------------------ from one rank to another, and all together
 
@@ -301,25 +181,12 @@ class MpiGroup(MpiBase):
 
     def _check_row(self, tensors: Tensors, one: torch.Tensor, what: str) -> None:
         same = all(tensor.numel() == one.numel() and tensor.dtype is one.dtype for tensor in tensors)
-        _check(same and len(tensors) == self._size, what)
-
-
-def _check(fits: bool, what: str) -> None:
-    if not fits:
-        raise ValueError(f"backend=mpi: {what}: one tensor of the same size and type for each rank is needed")
+        check_fits(same and len(tensors) == self._size, what)
 
 
 def _all_to_all(output: torch.Tensor) -> int:
     """Ranks may send and take different amounts, but all of them take part, with one type."""
     return signature("all_to_all", output.dtype, 0)
-
-
-def _operation(options: Any) -> Any:
-    return dist.ReduceOp.SUM if options is None else getattr(options, "reduceOp", options)
-
-
-def _bytes(tensors: Tensors) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
 
 
 def _nothing() -> None:

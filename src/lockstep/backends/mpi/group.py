@@ -1,7 +1,7 @@
 """The backend `mpi`: a process group of torch.distributed on mpi4py, for wheels of PyTorch that were built without MPI.
 
 torch's own name "mpi" is never looked up among registered backends, so this one has another name there. The process
-group is in base.py and collectives.py, what a tensor is to MPI in buffers.py, waiting in work.py.
+group is in base.py, reductions.py and collectives.py, what a tensor is to MPI in buffers.py, waiting in work.py.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ import json
 import mmap
 import os
 import platform
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,6 +18,7 @@ from pathlib import Path
 from lockstep.backends.shm.segment import Peer, Segment, segment_bytes
 from lockstep.backends.work import late
 from lockstep.errors import InputError
+from lockstep.machine import shared_memory
 from lockstep.torch_private import Store
 
 HOST_KEY = "LOCKSTEP_HOST_KEY"
@@ -36,12 +36,9 @@ class Card:
 
 def check_machine() -> None:
     """Refuse a machine on which this cannot work, in the user's terms."""
-    if not sys.platform.startswith("linux") or not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
-        raise InputError("backend=shm needs Linux: choose backend=gloo")
-    if platform.machine().lower() not in ("x86_64", "amd64", "i686", "i386"):
-        raise InputError(
-            f"backend=shm relies on the order of stores of x86 processors, not {platform.machine()}: choose backend=gloo"
-        )
+    reason = shared_memory.problem()
+    if reason:
+        raise InputError(f"backend=shm {reason}: choose backend=gloo")
 
 
 def host_key() -> str:

@@ -35,6 +35,9 @@ YIELD_S = 0.002
 NAP_S = 0.00005
 LONG_NAP_S = 0.001
 CHECK_S = 0.02
+# Naps are shorter by far: a process that did not come back for this long was stopped, perhaps with all others (Ctrl-Z, a frozen
+# container). That was no waiting, and nobody is late for it.
+FROZEN_S = 1.0
 
 Need = tuple[int, int]
 """A rank's index and the number that it has to post before an operation can go on."""
@@ -151,12 +154,15 @@ class Segment:
     def sleep_until(self, index: int, number: int) -> None:
         """Wait for one rank to post this number; raise if it ended, or when the time limit is over."""
         words, at = self._words, index * WORDS
-        began = time.monotonic()
+        began = seen = time.monotonic()
         check = began + CHECK_S
         while words[at] < number:
             if self._broken:
                 raise RuntimeError(f"this process group is broken: {self._broken}")
             now = time.monotonic()
+            if now - seen > FROZEN_S:
+                began += now - seen
+            seen = now
             if now >= check:
                 check = now + CHECK_S
                 self._check_peers(index, number)

@@ -145,7 +145,7 @@ bool backward_images(const Problem& p, const Backward& a, int64_t first, int64_t
     }
     if (!a.weights) continue;
     Real* image = static_cast<Real*>(a.grad_x) + (straight ? offset : 0);
-    convolve<K>(g, planes.row, planes.g_plane, p.out_channels, p.in_channels, static_cast<const Real*>(a.weights), nullptr,
+    convolve<K>(g + planes.origin, planes.row, planes.g_plane, p.out_channels, p.in_channels, static_cast<const Real*>(a.weights), nullptr,
                 -static_cast<Real>(__builtin_huge_val()), spans, straight ? image : outputs,
                 straight ? p.height * p.width : planes.x_plane);
     if (!straight) {

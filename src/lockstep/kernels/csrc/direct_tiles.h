@@ -19,16 +19,19 @@ struct Planes {
   int64_t border;             // of the gradient: as much as puts x back in its place
   int64_t row;                // from a row to the next
   int64_t x_plane, g_plane;   // from a plane to the next; with room for a vector beyond the last pixel
-  int64_t first;              // of the gradient's pixels in its plane
+  int64_t origin, first;      // of the gradient's border and of its pixels in its plane
   int64_t positions;          // of all outputs, with those between two rows, in whole vectors
 
   explicit Planes(const Problem& p) {
     border = p.kernel - 1 - p.padding;
     row = larger(p.width + 2 * p.padding, p.out_width() + 2 * border);
+    // A load that crosses a cache line takes twice as long. So pixels of the gradient begin on a boundary, and rows where that is almost free.
+    if (up_to_multiple(row, kLanes) * 14 <= row * 15) row = up_to_multiple(row, kLanes);
+    first = up_to_multiple(border * row + border, kLanes);
+    origin = first - (border * row + border);
     int64_t beyond = 2 * kLanes + p.kernel;
     x_plane = up_to_multiple((p.height + 2 * p.padding) * row + beyond, 16);
-    g_plane = up_to_multiple((p.out_height() + 2 * border) * row + beyond, 16);
-    first = border * row + border;
+    g_plane = up_to_multiple(origin + (p.out_height() + 2 * border) * row + beyond, 16);
     positions = up_to_multiple((p.out_height() - 1) * row + p.out_width(), kLanes);
   }
 };
@@ -142,6 +145,13 @@ void convolve(const Real* x, int64_t row, int64_t plane, int64_t in_channels, in
   }
 }
 
+// The pixels at each tap of a row.
+template <int K, int... KX>
+INLINE void shift_all(Vec (&in)[K], Vec behind, std::integer_sequence<int, KX...>) {
+  Vec first = in[0];
+  ((in[KX] = shifted<KX>(first, behind, Lanes{})), ...);
+}
+
 // The gradient of the weights between `CHANNELS` planes of g and one row of taps on one plane of x, as sums in each lane.
 template <int K, int CHANNELS>
 INLINE void grad_tile(const Real* g, int64_t g_plane, const Real* x, int64_t positions, Real* sums, int64_t channel) {
@@ -149,9 +159,16 @@ INLINE void grad_tile(const Real* g, int64_t g_plane, const Real* x, int64_t pos
   UNROLL for (int c = 0; c < CHANNELS; c++) {
     UNROLL for (int kx = 0; kx < K; kx++) sum[c][kx] = load(sums + c * channel + kx * kLanes);
   }
+  Vec next = load(x);
   for (int64_t at = 0; at < positions; at += kLanes) {
     Vec in[K];
-    UNROLL for (int kx = 0; kx < K; kx++) in[kx] = load(x + at + kx);
+    if constexpr (kManyRegisters) {  // one instruction of AVX512 or NEON, and cheaper than a load that crosses a cache line, as all of these do
+      in[0] = next;
+      next = load(x + at + kLanes);
+      shift_all(in, next, std::make_integer_sequence<int, K>{});
+    } else {
+      UNROLL for (int kx = 0; kx < K; kx++) in[kx] = load(x + at + kx);
+    }
     UNROLL for (int c = 0; c < CHANNELS; c++) {
       Vec grad = load(g + c * g_plane + at);
       UNROLL for (int kx = 0; kx < K; kx++) sum[c][kx] += grad * in[kx];

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdlib>
 
+#include "linear.h"
 #include "problem.h"
 
 namespace lockstep {
@@ -129,4 +130,14 @@ EXPORTED int lockstep_backward(const int64_t* numbers, const void* grad, const v
     job.algorithm->finish(p, sums, parts, rows * i / count, rows * (i + 1) / count, to, grad_bias);
     return kDone;
   });
+}
+
+// Sizes: rows, inputs, outputs.
+EXPORTED void lockstep_linear_forward(const int64_t* sizes, const REAL* x, const REAL* weight, const REAL* bias, REAL* y) {
+  linear::forward({sizes[0], sizes[1], sizes[2]}, x, weight, bias, y);
+}
+
+EXPORTED void lockstep_linear_backward(const int64_t* sizes, const REAL* grad, const REAL* x, const REAL* weight, REAL* grad_x,
+                                       REAL* grad_weight, REAL* grad_bias) {
+  linear::backward({sizes[0], sizes[1], sizes[2]}, grad, x, weight, grad_x, grad_weight, grad_bias);
 }

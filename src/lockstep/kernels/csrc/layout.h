@@ -26,10 +26,25 @@ struct Masked {
 // The beginning of the vector at or after `i` that still lies within `count`: the last one overlaps the one before.
 INLINE int64_t within(int64_t i, int64_t count) { return smaller(i, count - kLanes); }
 
+// Fewer numbers than a vector has, as two overlapping pieces: the rows of small images are that short.
+template <int64_t N, class T>
+INLINE void copy_short(const T* from, T* to, int64_t count) {
+  if (count >= N) {
+    __builtin_memcpy(to, from, N * sizeof(T));
+    __builtin_memcpy(to + count - N, from + count - N, N * sizeof(T));
+  } else if constexpr (N > 1) {
+    copy_short<N / 2>(from, to, count);
+  }
+}
+
 template <class From, class T>
 INLINE void copy(const From& from, T* to, int64_t count) {
   if (count < kLanes) {
-    for (int64_t i = 0; i < count; i++) store_one(to + i, from.one(i));
+    if constexpr (std::is_same_v<From, Plain<T>>) {
+      copy_short<kLanes / 2>(from.from, to, count);
+    } else {
+      for (int64_t i = 0; i < count; i++) store_one(to + i, from.one(i));
+    }
     return;
   }
   for (int64_t i = 0; i < count; i += kLanes) {
@@ -90,7 +105,17 @@ inline void into_planes(const From& image, bool channels_last, int64_t channels,
                  [plane](int64_t channel) { return channel * plane; });
     } else {
       for (int64_t c = 0; c < channels; c++) {
-        copy(image + (c * height + y) * width, to + c * plane + y * row, width);
+        int64_t at = (c * height + y) * width;
+        if constexpr (std::is_same_v<T, Real>) {
+          // A short row is read as a whole vector, with what follows it in the image, and written with zeros there: on the border, or where the
+          // next row comes.
+          if (width < kLanes && at + kLanes <= channels * height * width) {
+            IntVec inside = lane_numbers(Lanes{}) < fill(static_cast<Real>(width));
+            store(to + c * plane + y * row, inside ? image.at(at) : Vec{});
+            continue;
+          }
+        }
+        copy(image + at, to + c * plane + y * row, width);
       }
     }
   }

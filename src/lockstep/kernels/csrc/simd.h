@@ -3,6 +3,8 @@
 #pragma once
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include <type_traits>
@@ -19,7 +21,11 @@ namespace lockstep {
 
 using Real = REAL;
 constexpr int64_t kLanes = LANES;
-constexpr bool kManyRegisters = LANES * sizeof(Real) == 64;  // AVX512 has 32 of them, the others 16
+#if defined(__aarch64__)
+constexpr bool kManyRegisters = LANES >= 4;  // NEON has 32 of them; the tiles for them take four lanes at least
+#else
+constexpr bool kManyRegisters = LANES * sizeof(Real) == 64;  // AVX512 has 32 of them, SSE and AVX2 have 16
+#endif
 using Int = std::conditional_t<sizeof(Real) == 4, int32_t, int64_t>;
 
 typedef Real Vec __attribute__((vector_size(sizeof(Real) * LANES)));
@@ -72,6 +78,16 @@ INLINE IntVec widened(const T* from) {
 #elif defined(__AVX2__) && LANES == 8
   if constexpr (sizeof(T) == 1) return reinterpret_cast<IntVec>(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from)));
   else return reinterpret_cast<IntVec>(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from)));
+#elif defined(__aarch64__) && LANES == 4
+  uint16x4_t halves;
+  if constexpr (sizeof(T) == 1) {
+    uint32_t bytes;
+    __builtin_memcpy(&bytes, from, sizeof(bytes));
+    halves = vget_low_u16(vmovl_u8(vcreate_u8(bytes)));
+  } else {
+    halves = vld1_u16(reinterpret_cast<const uint16_t*>(from));
+  }
+  return reinterpret_cast<IntVec>(vmovl_u16(halves));
 #else
   IntVec value{};
   UNROLL for (int i = 0; i < LANES; i++) value[i] = from[i];
@@ -146,6 +162,12 @@ INLINE Vec odds(Vec a, Vec b, std::integer_sequence<int, I...>) {
 template <int FROM, int... I>
 INLINE Vec interleaved(Vec a, Vec b, std::integer_sequence<int, I...>) {
   return pick<Vec, IntVec, (FROM + I / 2 + (I % 2) * LANES)...>(a, b);
+}
+// Lanes BY to BY + LANES - 1 of a and what follows it in memory.
+template <int BY, int... I>
+INLINE Vec shifted(Vec a, Vec behind, std::integer_sequence<int, I...>) {
+  static_assert(BY <= LANES);
+  return pick<Vec, IntVec, (BY + I)...>(a, behind);
 }
 template <int... I>
 INLINE Vec lane_numbers(std::integer_sequence<int, I...>) {

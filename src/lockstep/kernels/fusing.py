@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from torch import nn
 
+from lockstep.kernels import chain
 from lockstep.kernels.module import FusedConvReLU
 from lockstep.torch_private import has_hooks
 
@@ -20,6 +21,7 @@ def fuse(model: nn.Module) -> nn.Module:
     for module in list(model.modules()):
         if type(module).forward is nn.Sequential.forward and isinstance(module, nn.Sequential):
             _fuse_sequence(module)
+            chain.join(module)
         named: Callable[[], list[str]] | None = getattr(module, "convolutions_before_relu", None)
         for name in named() if named else ():
             conv = module.get_submodule(name)

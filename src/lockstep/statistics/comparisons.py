@@ -1,18 +1,4 @@
-"""The statistics of comparisons, of studies and of all else that is timed in turns: intervals that hold with three to ten repeats, and verdicts that say when nothing can be said.
-
-Cells are compared pair by pair: trainings with one seed, or what was timed right after each other. Where nothing differs, the two of a pair
-could as well be swapped: a paired permutation test on ranks, over all 2^n swaps, gives the exact p-value, whatever the
-noise looks like. It adds up ranks, not seconds, so one disturbed run cannot outweigh the others. The estimate that goes with it is the
-Hodges-Lehmann shift: the one that makes the rank sums of both sides equal. With few pairs no outcome of the test is rare enough for the level
-asked for, and Student's t takes its place: wide there, and safe for symmetric noise with heavy tails.
-
-The comparisons of one metric are one family: Holm's procedure keeps the probability of any false verdict among them at 5 %. "The same" is an
-equivalence test (TOST): the whole interval lies within the equivalence margin. docs/studies.md has what this comes to in simulations.
-
-Distributions come from scipy.special: importing scipy.stats takes 0.8 s, which is more than all of `lockstep compare`. scipy's own
-permutation_test and wilcoxon are not used: the first would enumerate 2^20 swaps 66 times for each comparison, the second is exact only without
-ties and knows no drift. The tests compare with all of them.
-"""
+"""Cells against a baseline, pair by pair, a family at a time: how large a difference is, and what can be said of it."""
 
 from __future__ import annotations
 
@@ -24,21 +10,21 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lockstep.metrics import Kind
+from lockstep.statistics.intervals import t_p, t_quantile
+from lockstep.statistics.permutation import EXACT_UP_TO, permutation_interval, permutation_p, rank_differences
 
 ALPHA = 0.05
 """The family-wise error rate: how often a family of comparisons in which nothing differs may have a verdict."""
-CELL_LEVEL = 0.95
 # The equivalence margin, a difference that nobody would act on: 2 % of a time, half a point of accuracy.
 MARGIN_RATIO = 0.02
 MARGIN_DIFFERENCE = 0.005
 MOST_PAIRS = 1000
-EXACT_UP_TO = 20
 # The machine's speed is smoothed over N neighbouring pairs before runs are ranked together.
 DRIFT_WINDOW = 5
-BISECTIONS = 22
 # A time that was not reached is longer than any other. On the scale of logs this is beyond every time; ranks do not care how far.
 NEVER = 1000.0
 
+Values = Sequence[float]
 Verdict = Literal["faster", "slower", "better", "worse", "higher", "lower", "the same", "not significant", "too few"]
 # What a larger value is called, and a smaller one.
 WORDS: dict[Kind, tuple[Verdict, Verdict]] = {
@@ -48,16 +34,6 @@ WORDS: dict[Kind, tuple[Verdict, Verdict]] = {
     "loss": ("worse", "better"),
     "size": ("higher", "lower"),
 }
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A confidence interval of a median."""
-
-    low: float
-    high: float
-    level: float
-    how: Literal["t", "exact"]
 
 
 @dataclass(frozen=True)
@@ -81,35 +57,6 @@ class Comparison:
     @property
     def settled(self) -> bool:
         return self.verdict not in ("not significant", "too few")
-
-
-def median_interval(values: Sequence[float], level: float = CELL_LEVEL, log: bool = False) -> Interval | None:
-    """The confidence interval of one cell's median; None for fewer than two values, which say nothing about their spread."""
-    n = len(values)
-    if n < 2:
-        return None
-    if 2 * 0.5**n > 1 - level:
-        return _t_interval(values, level, log)
-    # How many values lie below the median is binomial; as many are cut off at each end as the level allows.
-    from scipy.special import bdtr
-
-    cut = bisect.bisect_right(range(n), (1 - level) / 2, key=lambda k: bdtr(k, n, 0.5)) - 1
-    ordered = sorted(values)
-    return Interval(ordered[cut], ordered[n - 1 - cut], level, "exact")
-
-
-def _t_interval(values: Sequence[float], level: float, log: bool) -> Interval:
-    log = log and min(values) > 0
-    data = [math.log(value) for value in values] if log else list(values)
-    mean = statistics.fmean(data)
-    half = t_quantile(1 - level, len(data) - 1) * statistics.stdev(data) / math.sqrt(len(data))
-    low, high = mean - half, mean + half
-    return Interval(math.exp(low) if log else low, math.exp(high) if log else high, level, "t")
-
-
-# ---------------------------------------------------------------- comparisons
-
-Values = Sequence[float]
 
 
 def compare(cell: Values, baseline: Values, kind: Kind) -> Comparison:
@@ -172,26 +119,22 @@ class _PairedTest:
     def interval(self, alpha: float) -> tuple[float, float, float, str]:
         """The estimated shift, the confidence interval (all shifts that the test does not reject), and which test it was."""
         if self.exact:
-            return self._by_permutation(alpha)
+            return *permutation_interval(self.a, self.b, alpha), "exact" if self.n <= EXACT_UP_TO else "normal"
         mean, deviation = statistics.fmean(self.differences), statistics.stdev(self.differences)
         if deviation == 0:
             return mean, min(0.0, mean), max(0.0, mean), "equal steps"
         half = t_quantile(alpha, self.n - 1) * deviation / math.sqrt(self.n)
         return mean, mean - half, mean + half, "t"
 
-    def _by_permutation(self, alpha: float) -> tuple[float, float, float, str]:
-        a, b = self.a, self.b
-        reach = max(*a, *b) - min(*a, *b)
-        shift = _boundary(-reach, reach, lambda shift: sum(rank_differences(a, b, shift)) > 0)
-        far = 2 * reach + 1e-12
-        low = _boundary(shift - far, shift, lambda shift: permutation_p(rank_differences(a, b, shift)) <= alpha)
-        high = _boundary(shift, shift + far, lambda shift: permutation_p(rank_differences(a, b, shift)) > alpha)
-        return shift, low, high, "exact" if self.n <= EXACT_UP_TO else "normal"
-
 
 def _censored_difference(a: float, b: float) -> float:
     """The difference of two logs, one of which may be infinite."""
     return NEVER if math.isinf(a) else -NEVER if math.isinf(b) else a - b
+
+
+def _running_median(values: Sequence[float], window: int) -> list[float]:
+    half = window // 2
+    return [statistics.median(values[max(0, i - half) : i + half + 1]) for i in range(len(values))]
 
 
 def _comparison(test: _PairedTest, p: float, alpha: float, kind: Kind) -> Comparison:
@@ -229,73 +172,6 @@ def _verdict(low: float, high: float, margin: float, kind: Kind) -> Verdict:
     if low > 0:
         return larger
     return smaller if high < 0 else "not significant"
-
-
-# ---------------------------------------------------------------- the permutation test
-
-
-def _boundary(low: float, high: float, holds: Callable[[float], bool]) -> float:
-    """Where a condition that holds on the left stops holding, by bisection."""
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        if holds(middle):
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
-
-
-def _running_median(values: Sequence[float], window: int) -> list[float]:
-    half = window // 2
-    return [statistics.median(values[max(0, i - half) : i + half + 1]) for i in range(len(values))]
-
-
-def rank_differences(a: Sequence[float], b: Sequence[float], shift: float) -> list[int]:
-    """For each pair, the difference of its ranks in the common ranking of `a` less `shift` and `b`. Doubled: equal values share the mean rank."""
-    moved = [value - shift for value in a]
-    ranked = sorted([*moved, *b])
-    first: dict[float, int] = {}
-    for position, value in enumerate(ranked):
-        first.setdefault(value, position)
-    last = {value: position for position, value in enumerate(ranked)}
-    return [first[x] + last[x] - first[y] - last[y] for x, y in zip(moved, b, strict=True)]
-
-
-def permutation_p(ranks: Sequence[int]) -> float:
-    """The two-sided p-value: the share of the 2^n swaps whose sum is at least as far from zero. Above EXACT_UP_TO pairs, its normal approximation."""
-    seen = abs(sum(ranks))
-    sizes = [abs(rank) for rank in ranks]
-    if len(ranks) > EXACT_UP_TO:
-        deviation = math.sqrt(sum(size * size for size in sizes))
-        return 1.0 if deviation == 0 else math.erfc(seen / deviation / math.sqrt(2))
-    # counts[t]: how many of the 2^n subsets of pairs have sizes that add up to t; the signed sum is then 2 t - whole.
-    whole = sum(sizes)
-    counts = [1] + [0] * whole
-    for size in sizes:
-        for total in range(whole, size - 1, -1):
-            counts[total] += counts[total - size] if size else counts[total]
-    far = sum(counts[: (whole - seen) // 2 + 1])
-    return min(1.0, far / 2.0 ** (len(ranks) - 1))
-
-
-# ---------------------------------------------------------------- Student's t
-
-
-def t_p(t: float, degrees: int) -> float:
-    """The two-sided p-value of Student's t."""
-    from scipy.special import stdtr
-
-    return 2 * float(stdtr(degrees, -abs(t)))
-
-
-def t_quantile(p: float, degrees: int) -> float:
-    """The t whose two-sided p-value this is."""
-    from scipy.special import stdtrit
-
-    return -float(stdtrit(degrees, p / 2))
-
-
-# ---------------------------------------------------------------- how many more
 
 
 def more_pairs(n: int, shift: float, half: float, margin: float, alpha: float) -> tuple[int, int] | None:
