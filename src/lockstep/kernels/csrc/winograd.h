@@ -185,21 +185,32 @@ inline void finish(const Problem& p, const void* sums, int64_t parts, int64_t fi
   Shape s(p, kFewestBackward);
   const Real* from = static_cast<const Real*>(sums);
   int64_t part = sums_size(p);
-  for (int64_t i = first; i < last; i++) {
+  WeightsBlock block;
+  for (int64_t i = first, rows; i < last; i += rows) {
+    rows = WeightsBlock::fits(grad_weight, grad_weight.in, last - i, p.out_channels) ? kLanes : 1;
     for (int64_t o = 0; o < s.out; o += kLanes) {
-      alignas(64) Real taps[kTaps * kTaps][LANES];
-      both_sides<Gt>(
-          [&](int a, int b) INLINED {
-            const Real* at = from + (a * kIn + b) * s.sum_plane + i * s.out + o;
-            Vec sum = load(at);
-            for (int64_t n = 1; n < parts; n++) sum += load(at + n * part);
-            return sum;
-          },
-          [&](int a, int b, Vec value) INLINED { store(taps[a * kTaps + b], value); });
+      for (int64_t r = 0; r < rows; r++) {
+        both_sides<Gt>(
+            [&](int a, int b) INLINED {
+              const Real* at = from + (a * kIn + b) * s.sum_plane + (i + r) * s.out + o;
+              Vec sum = load(at);
+              for (int64_t n = 1; n < parts; n++) sum += load(at + n * part);
+              return sum;
+            },
+            [&](int a, int b, Vec value) INLINED { store(block.taps[9 * r + a * kTaps + b], value); });
+      }
       Real* to = static_cast<Real*>(grad_weight.data) + i * grad_weight.in + o * grad_weight.out;
-      for (int64_t lane = 0; lane < smaller(kLanes, p.out_channels - o); lane++) {
-        UNROLL for (int tap = 0; tap < 9; tap++) {
-          to[lane * grad_weight.out + tap / 3 * grad_weight.row + tap % 3 * grad_weight.column] = taps[tap][lane];
+      int64_t lanes = smaller(kLanes, p.out_channels - o);
+      if (rows > 1 && lanes == kLanes) {
+        block.write(to, grad_weight, grad_weight.in, grad_weight.out);
+        continue;
+      }
+      for (int64_t lane = 0; lane < lanes; lane++) {
+        for (int64_t r = 0; r < rows; r++) {
+          UNROLL for (int tap = 0; tap < 9; tap++) {
+            to[lane * grad_weight.out + r * grad_weight.in + tap / 3 * grad_weight.row + tap % 3 * grad_weight.column] =
+                block.taps[9 * r + tap][lane];
+          }
         }
       }
     }

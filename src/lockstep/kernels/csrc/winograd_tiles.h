@@ -41,7 +41,7 @@ struct Shape {
   }
 };
 
-constexpr int64_t kFewestForward = 24, kFewestBackward = 48;
+constexpr int64_t kFewestForward = 24, kFewestBackward = 72;
 
 // The transformed weights of one point: a matrix of `depth` rows in panels of columns, each column padded to whole vectors.
 INLINE int64_t weights_plane(int64_t depth, int64_t columns) { return depth * up_to_multiple(columns, kLanes) + kApart; }
@@ -50,6 +50,48 @@ inline int64_t weights_size(const Problem& p) {
   return kPoints * larger(weights_plane(p.in_channels, p.out_channels), weights_plane(p.out_channels, p.in_channels));
 }
 
+// LANES channels of one side of the weights, each with nine taps, and of each the LANES channels of the other side that make a vector. They are
+// read and written in nine square blocks that are transposed: number by number each would come from another line of the cache.
+struct WeightsBlock {
+  static constexpr int kTapCount = kTaps * kTaps;
+  alignas(64) Real taps[LANES * kTapCount][LANES];  // channel * kTapCount + tap
+
+  // Whether channels of this side follow each other in memory: one by one (channels-last), or each with its taps (contiguous).
+  static bool fits(const Strided& w, int64_t step, int64_t channels, int64_t others) {
+    bool in_a_row = step == kTapCount && w.row == kTaps && w.column == 1;
+    return (step == 1 || in_a_row) && channels >= kLanes && others >= kLanes;
+  }
+
+  // Calls `move(place, first, apart)` for each block: its row n begins at `place` + n * across, and its column n belongs into
+  // taps[first + n * apart].
+  template <class Move>
+  INLINE static void each(const Strided& w, int64_t step, const Move& move) {
+    if (step == 1) {
+      for (int i = 0; i < kTapCount; i++) move(i / kTaps * w.row + i % kTaps * w.column, i, std::integral_constant<int, kTapCount>{});
+    } else {
+      for (int i = 0; i < kTapCount; i++) move(i * kLanes, i * LANES, std::integral_constant<int, 1>{});
+    }
+  }
+
+  INLINE void read(const Real* from, const Strided& w, int64_t step, int64_t across) {
+    each(w, step, [&](int64_t place, int first, auto apart) INLINED {
+      Vec block[LANES];
+      UNROLL for (int n = 0; n < LANES; n++) block[n] = load(from + place + n * across);
+      transpose(block);
+      UNROLL for (int n = 0; n < LANES; n++) store(taps[first + n * apart], block[n]);
+    });
+  }
+
+  INLINE void write(Real* to, const Strided& w, int64_t step, int64_t across) const {
+    each(w, step, [&](int64_t place, int first, auto apart) INLINED {
+      Vec block[LANES];
+      UNROLL for (int n = 0; n < LANES; n++) block[n] = load(taps[first + n * apart]);
+      transpose(block);
+      UNROLL for (int n = 0; n < LANES; n++) store(to + place + n * across, block[n]);
+    });
+  }
+};
+
 // For forward: input x output channels; for backward the other way round. The range is one of rows.
 inline bool pack_weights(const Problem& p, const Strided& w, bool backward, int64_t first, int64_t last, void* packed) {
   int64_t depth = backward ? p.out_channels : p.in_channels, count = backward ? p.in_channels : p.out_channels;
@@ -57,19 +99,37 @@ inline bool pack_weights(const Problem& p, const Strided& w, bool backward, int6
   int64_t columns = up_to_multiple(count, kLanes), plane = weights_plane(depth, count);
   const Real* from = static_cast<const Real*>(w.data);
   IntVec found{};
-  for (int64_t row = first; row < last; row++) {
+  WeightsBlock block;
+  for (int64_t row = first, rows; row < last; row += rows) {
+    rows = WeightsBlock::fits(w, row_step, last - row, count) ? kLanes : 1;
     for (int64_t column = 0; column < columns; column += kLanes) {
-      alignas(64) Real taps[kTaps * kTaps][LANES] = {};
-      for (int64_t lane = 0; lane < smaller(kLanes, count - column); lane++) {
-        const Real* one = from + row * row_step + (column + lane) * column_step;
-        UNROLL for (int tap = 0; tap < 9; tap++) taps[tap][lane] = one[tap / 3 * w.row + tap % 3 * w.column];
+      const Real* corner = from + row * row_step + column * column_step;
+      int64_t lanes = smaller(kLanes, count - column);
+      if (rows > 1 && lanes == kLanes) {
+        block.read(corner, w, row_step, column_step);
+      } else {
+        for (int64_t r = 0; r < rows; r++) {
+          UNROLL for (int tap = 0; tap < 9; tap++) {
+            Real* to = block.taps[9 * r + tap];
+            const Real* one = corner + r * row_step + tap / 3 * w.row + tap % 3 * w.column;
+            if (column_step == 1 && lanes == kLanes) {
+              store(to, load(one));
+              continue;
+            }
+            store(to, Vec{});
+            for (int64_t lane = 0; lane < lanes; lane++) to[lane] = one[lane * column_step];
+          }
+        }
       }
-      UNROLL for (int tap = 0; tap < 9; tap++) found |= out_of_range(load(taps[tap]));
       int64_t panel = column / kPanel * kPanel;
       int64_t step = panel + kPanel <= columns ? kPanel : kLanes;
-      Real* to = static_cast<Real*>(packed) + panel * depth + row * step + (column - panel);
-      both_sides<G>([&](int i, int j) INLINED { return load(taps[i * kTaps + j]); },
-                    [&](int i, int j, Vec value) INLINED { store(to + (i * kIn + j) * plane, value); });
+      for (int64_t r = 0; r < rows; r++) {
+        const auto* taps = block.taps + 9 * r;
+        UNROLL for (int tap = 0; tap < 9; tap++) found |= out_of_range(load(taps[tap]));
+        Real* to = static_cast<Real*>(packed) + panel * depth + (row + r) * step + (column - panel);
+        both_sides<G>([&](int i, int j) INLINED { return load(taps[i * kTaps + j]); },
+                      [&](int i, int j, Vec value) INLINED { store(to + (i * kIn + j) * plane, value); });
+      }
     }
   }
   return !any(found);
