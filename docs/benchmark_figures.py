@@ -1,4 +1,5 @@
-"""Write docs/benchmark-figures.md and the README's table from benchmarks/results: `.venv/bin/python docs/benchmark_figures.py`.
+"""Write docs/benchmark-figures.md and the tables of the README and docs/kernels.md from benchmarks/results:
+`.venv/bin/python docs/benchmark_figures.py`.
 
 The page has the newest result of every section, and tests/test_docs.py holds it and the pages that quote it to the results.
 """
@@ -13,7 +14,8 @@ HERE = Path(__file__).parent
 RESULTS = HERE.parent / "benchmarks/results"
 PAGE = HERE / "benchmark-figures.md"
 README = HERE.parent / "README.md"
-MARKS = "<!-- speed at a glance -->\n", "<!-- written by docs/benchmark_figures.py -->"
+KERNELS = HERE / "kernels.md"
+END = "<!-- written by docs/benchmark_figures.py -->"
 # Speed at a glance: section, ours, theirs, and what the row is called.
 D, A = "MNIST net, batch 32, one thread", "VGG-like net on CIFAR-10, a step at batch 32"
 GLANCE = (
@@ -59,18 +61,57 @@ with all contenders, notes and the machine. `docs/benchmark_figures.py` writes t
 
 def main() -> None:
     PAGE.write_text(page(), encoding="utf-8")
-    README.write_text(readme(README.read_text(encoding="utf-8")), encoding="utf-8")
+    for path, tables in quoted().items():
+        path.write_text(with_tables(path.read_text(encoding="utf-8"), tables), encoding="utf-8")
 
 
 def page() -> str:
     return "\n".join([HEAD, "## Speed at a glance\n", *glance(), *(section(path) for path in newest())])
 
 
-def readme(text: str) -> str:
-    """The text with today's table between its marks."""
-    before, mark, rest = text.partition(MARKS[0])
-    _, end, after = rest.partition(MARKS[1])
-    return f"{before}{mark}{''.join(f'{line}{chr(10)}' for line in glance())}{end}{after}"
+def quoted() -> dict[Path, dict[str, list[str]]]:
+    """The pages that have tables of today, by the mark that each begins with."""
+    result = next(path for path in newest() if path.stem[11:] == "kernels")
+    comparisons = json.loads(result.read_text(encoding="utf-8"))["comparisons"]
+    return {
+        README: {"<!-- speed at a glance -->": glance()},
+        KERNELS: {"<!-- whole nets -->": whole_nets(comparisons), "<!-- layers -->": layers(comparisons)},
+    }
+
+
+def with_tables(text: str, tables: dict[str, list[str]]) -> str:
+    for mark, lines in tables.items():
+        before, mark, rest = text.partition(f"{mark}\n")
+        _, end, after = rest.partition(END)
+        text = f"{before}{mark}{''.join(f'{line}{chr(10)}' for line in lines)}{end}{after}"
+    return text
+
+
+def whole_nets(comparisons: list[dict[str, Any]]) -> list[str]:
+    lines = ["| whole nets | against | times as fast | n | target |", "|---|---|---:|---:|---|"]
+    for one in comparisons:
+        what, _, against = one["theirs"].rpartition(": ")
+        if "@" not in what:
+            between = f"{number(one, one['median'])} ({' to '.join(number(one, value) for value in one['interval'])})"
+            target = "" if one["target"] is None else f"{one['target']:g}x: {one['verdict']}"
+            lines.append(f"| {what} | {against} | {between} | {len(one['values'])} | {target} |")
+    return [*lines, ""]
+
+
+def layers(comparisons: list[dict[str, Any]]) -> list[str]:
+    """Forward and backward of each layer in one cell."""
+    columns = [(1, "eager"), (32, "eager"), (128, "eager"), (32, "channels-last"), (128, "channels-last")]
+    found: dict[str, dict[tuple[int, str], list[str]]] = {}
+    for one in comparisons:
+        what, _, against = one["theirs"].rpartition(": ")
+        if "@" in what:
+            layer, _, rest = what.rpartition(" batch ")
+            batch = int(rest.split()[0])  # "32 forward", then "32 backward"
+            found.setdefault(layer, {}).setdefault((batch, against), []).append(f"{one['median']:.1f}x")
+    heads = [f"batch {batch}{'' if against == 'eager' else f', against {against}'}" for batch, against in columns]
+    lines = [f"| layer | {' | '.join(heads)} |", f"|{'---|' * (len(heads) + 1)}"]
+    lines += [f"| {layer} | {' | '.join(', '.join(cells[key]) for key in columns)} |" for layer, cells in found.items()]
+    return [*lines, ""]
 
 
 def glance() -> list[str]:
