@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.ao.quantization.observer import MinMaxObserver, PerChannelMinMaxObserver
 
 from lockstep.deploy import engines, graph
+from lockstep.deploy.vnni import VnniLayer
 from lockstep.deploy.winograd import WinogradConv
 from lockstep.errors import InputError
 from lockstep.models.nets import cifar_vgg, mnist_convnet
@@ -333,15 +334,40 @@ def test_a_wide_net_on_onednn_kernels_and_on_our_own() -> None:
     assert spoilt(call, expected, values) < 0.2
     use_kernels(model)
     assert spoilt(model, expected, values) < 0.2
-    if "winograd" in engines.missing():
-        pytest.skip(f"--engine winograd: {engines.missing()['winograd']}")
-    own = engines.build("winograd", module, values)
-    taken = [layer for layer in own.modules() if isinstance(layer, WinogradConv)]  # type: ignore[attr-defined]
-    # The first has three channels only; every second one of the others has its pool inside.
-    assert [layer.pool for layer in taken] == [True, False, True, False, True]
+    for name, kind in (("winograd", WinogradConv), ("vnni", VnniLayer)):
+        if name in engines.missing():
+            continue  # its own tests say why
+        lowered = engines.lower(module, engines.OWN[name][0], {})
+        taken = [layer for layer in lowered.modules() if isinstance(layer, kind)]
+        # The first has three channels only, which winograd leaves to oneDNN; every second one of the others has its pool inside.
+        pools = [True, False, True, False, True]
+        assert [layer.pool for layer in taken] == (
+            pools if name == "winograd" else [False, *pools, False, False, False]
+        )
+        own = engines.build(name, module, values)
+        assert own is not lowered  # one call after the other, without the graph
+        with torch.no_grad():
+            assert torch.equal(own(values), lowered(values))
+            assert spoilt(own, call(values), values) < 0.05
+            torch.testing.assert_close(own(values[:1]), own(values)[:1])
+
+
+def test_a_graph_that_branches_stays_a_graph() -> None:
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(8, 8), nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.two(x + torch.relu(self.one(x)))
+
+    net, values = Residual().eval(), torch.rand(32, 8, generator=torch.Generator().manual_seed(2))
+    model = convert.convert(static(net, values))
+    module = graph.exported(model, values[:2]).module(check_guards=False)
+    call = engines.build("onednn", module, values)
+    assert isinstance(call, torch.fx.GraphModule)
     with torch.no_grad():
-        assert spoilt(own, call(values), values) < 0.05
-        torch.testing.assert_close(own(values[:1]), own(values)[:1])
+        assert spoilt(call, model(values), values) < 0.05
 
 
 def test_an_engine_that_is_not_here_gets_the_list_of_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:

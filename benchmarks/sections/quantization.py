@@ -29,7 +29,7 @@ EAGER, COMPILED, ONNX_FP32 = "fp32 eager", "fp32 compiled", "onnx fp32"
 THREADS = (1, 2)
 TRAINING = ("shuffle=false", "optimizer.lr=0.0005", "optimizer.weight_decay=0.0005", "global_batch=32", "threads=1")
 # Targets of the issue: points of accuracy, times smaller, times as long, times as fast.
-QAT_POINTS, STATIC_POINTS, FILE, WEIGHTS, EPOCH, FASTER, AS_ONNX = 0.3, 0.5, 2.2, 3.5, 1.35, 4.5, 0.9
+QAT_POINTS, STATIC_POINTS, FILE, WEIGHTS, EPOCH, FASTER, AHEAD = 0.3, 0.5, 2.2, 3.5, 1.35, 4.5, 1.0
 
 
 @dataclass(frozen=True)
@@ -269,13 +269,8 @@ def _compare(section: Section, net: str, threads: int, batch: int, routes: list[
     ours_, theirs = best("int8 "), best("onnx int8")
     if ours_ is None:
         return
-    judged = net == A and batch > 1
-    pairs = [
-        (EAGER, FASTER if judged else None),
-        (COMPILED, None),
-        (ONNX_FP32, None),
-        (theirs or "", AS_ONNX if judged else None),
-    ]
+    goal = (FASTER if batch > 1 else None) if net == A else AHEAD if batch == 128 else None
+    pairs = [(EAGER, goal), (COMPILED, None), (ONNX_FP32, None), (theirs or "", AHEAD if net == A else None)]
     for peer, target in pairs:
         found = compare(section.measurements, named(ours_), named(peer), "speed", "wall", target)
         if found:

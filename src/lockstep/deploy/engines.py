@@ -2,6 +2,7 @@
 
 `onednn`     oneDNN's kernels on ordinary byte tensors, called one by one: what inductor calls, without a compiler
 `inductor`   torch.compile with frozen weights: the same kernels, and everything between them compiled
+`vnni`       Lockstep's own kernels for CPUs with AVX512-VNNI (vnni.py): oneDNN's speed, without what a call of those costs
 `winograd`   Lockstep's own 3x3 convolution for CPUs with AVX2 and without VNNI (winograd.py); oneDNN's for other layers
 `qnnpack`    what document D used, to compare with: torch.ao's eager mode, on quantized tensors, which PyTorch has announced to remove
 
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from lockstep.deploy import graph, winograd
+from lockstep.deploy import graph, vnni, winograd
 from lockstep.deploy.kernels import Kernels, LayerSpec, OneDnnKernels, QnnpackKernels, pair
 from lockstep.errors import InputError
 from lockstep.machine import inductor
@@ -27,7 +28,9 @@ from lockstep.quantize.layers import kernels_are_here
 from lockstep.quantize.scheme import Numbers, Scheme, from_range
 from lockstep.torch_private import inductor_settings, quantized_decomposed
 
-ENGINES = ("onednn", "inductor", "winograd", "qnnpack")
+ENGINES = ("onednn", "inductor", "vnni", "winograd", "qnnpack")
+# Kernels that the graph is put on layer by layer, and why they may be missing.
+OWN = {"vnni": (vnni.VnniKernels, vnni.why_not), "winograd": (winograd.WinogradKernels, winograd.why_not)}
 DEFAULT = "onednn"
 
 _decomposed = quantized_decomposed()
@@ -38,13 +41,10 @@ def missing() -> dict[str, str]:
     """The engines that are not here, and why."""
     found: dict[str, str] = {}
     if not kernels_are_here():
-        found = dict.fromkeys(
-            ("onednn", "inductor", "winograd"), "this PyTorch was built without oneDNN's int8 kernels"
-        )
+        found = dict.fromkeys(("onednn", "inductor", *OWN), "this PyTorch was built without oneDNN's int8 kernels")
     elif not inductor.has_compiler():
         found["inductor"] = "it needs a C++ compiler (g++)"
-    if "winograd" not in found and winograd.why_not():
-        found["winograd"] = winograd.why_not()
+    found |= {name: why for name, (_, why_not) in OWN.items() if name not in found and (why := why_not())}
     if not hasattr(torch, "quantize_per_tensor") or "qnnpack" not in torch.backends.quantized.supported_engines:
         found["qnnpack"] = "this PyTorch was built without it"
     return found
@@ -69,12 +69,12 @@ def build(name: str, module: fx.GraphModule, images: Tensor) -> Callable[[Tensor
     if name == "inductor":
         return compiled(module)
     if name != "qnnpack":
-        return lower(module, winograd.WinogradKernels if name == "winograd" else OneDnnKernels, {})
+        return straight(lower(module, OWN[name][0] if name in OWN else OneDnnKernels, {}))
     torch.backends.quantized.engine = name
     with warnings.catch_warnings():
         # Each quantized tensor warns that it will be removed; docs/quantization.md says it once.
         warnings.simplefilter("ignore")
-        return lower(module, QnnpackKernels, _outputs(module, images))
+        return straight(lower(module, QnnpackKernels, _outputs(module, images)))
 
 
 def compiled(module: nn.Module) -> Callable[[Tensor], Tensor]:
@@ -128,6 +128,36 @@ def lower(module: fx.GraphModule, kernels: type[Kernels], outputs: dict[str, Num
     _drop_unused(module)
     module.recompile()
     return module
+
+
+def straight(module: fx.GraphModule) -> Callable[[Tensor], Tensor]:
+    """A graph in which each result goes to the next call only, as these calls one after the other: what a graph and its modules do around them takes
+    a tenth of a small net's time. Other graphs stay as they are."""
+    before, *nodes, end = module.graph.nodes
+    calls: list[Callable[[Tensor], Tensor]] = []
+    for node in nodes:
+        if node.all_input_nodes != [before] or node.args[:1] != (before,) or len(before.users) != 1 or node.kwargs:
+            return module
+        if node.op == "call_module" and len(node.args) == 1:
+            calls.append(module.get_submodule(str(node.target)).forward)
+        elif node.op == "call_function" and callable(node.target):
+            calls.append(_with(node.target, node.args[1:]))
+        else:
+            return module
+        before = node
+    if end.all_input_nodes != [before]:
+        return module
+
+    def run(images: Tensor) -> Tensor:
+        for call in calls:
+            images = call(images)
+        return images
+
+    return run
+
+
+def _with(function: Callable[..., Tensor], rest: tuple[Any, ...]) -> Callable[[Tensor], Tensor]:
+    return lambda values: function(values, *rest)
 
 
 def _drop_unused(module: fx.GraphModule) -> None:

@@ -80,6 +80,17 @@ def pool_arguments(given: list[Any]) -> list[Any]:
     return [kernel, stride, padding, dilation, bool(given[4]) if len(given) > 4 else False]
 
 
+POOL_BY_TWO = [[2, 2], [2, 2], [0, 0], [1, 1], False]
+
+
+def rounding(spec: LayerSpec, source: Numbers, result: Numbers | None) -> tuple[Tensor, Tensor]:
+    """Factors and offsets per output channel: a byte is round(sum x factor + offset) + the result's zero, a float is sum x factor + offset."""
+    scale = 1.0 if result is None else result.scale
+    factors = spec.scales.float() * (source.scale / scale)
+    bias = torch.zeros_like(factors) if spec.bias is None else spec.bias.float()
+    return factors.contiguous(), (bias / scale).contiguous()
+
+
 class OneDnnKernels(Kernels):
     @staticmethod
     def layer(spec: LayerSpec, integers: bool) -> nn.Module:

@@ -14,11 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lockstep.deploy.kernels import LayerSpec, OneDnnKernels, pool_arguments
+from lockstep.deploy.kernels import POOL_BY_TWO, LayerSpec, OneDnnKernels, pool_arguments, rounding
 from lockstep.errors import InputError
 from lockstep.machine.cpu import allowed_flags, cpu_flags
 from lockstep.machine.native_code import CannotBuild, Library, compiler, has_compiler, load
-from lockstep.quantize.scheme import Numbers
 from lockstep.torch_private import quantized
 
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-mavx2", "-mfma", "-mtune=znver3")
@@ -28,7 +27,6 @@ NEEDS = {"avx2", "fma"}
 CHANNEL_BLOCK = 16
 # Sums of products have to stay within 32 bits: 4 x 255 x 127 x 9 for each channel.
 MAX_CHANNELS = 1024
-POOL_BY_TWO = [[2, 2], [2, 2], [0, 0], [1, 1], False]
 # Twice Winograd's G, so that it has no halves; a product has it twice, so results are four times too large.
 _G = torch.tensor([[2, 0, 0], [1, 1, 1], [1, -1, 1], [0, 0, 2]], dtype=torch.int32)
 QUARTER = 0.25
@@ -86,7 +84,8 @@ class WinogradConv(nn.Module):
         self._function = _function()
         self._weight = transformed(spec.weight)
         self.out_channels, self.in_channels = spec.weight.shape[:2]
-        self._factors, self._offsets = rounding(spec, spec.source, spec.result)
+        factors, self._offsets = rounding(spec, spec.source, spec.result)
+        self._factors = QUARTER * factors
         self._padding, self.pool = spec.arguments[1][0], False
         zero, (_, result_zero, top) = spec.source.zero, spec.result
         self._ends = (zero, result_zero, result_zero if spec.relu else 0, top)
@@ -109,13 +108,6 @@ class WinogradConv(nn.Module):
         if self.pool and not pool:
             result = quantized.max_pool2d(result, *POOL_BY_TWO)
         return result
-
-
-def rounding(spec: LayerSpec, source: Numbers, result: Numbers) -> tuple[Tensor, Tensor]:
-    """Factors and offsets per output channel: a byte is round(sum x factor + offset) + the result's zero."""
-    factors = spec.scales.float() * (source.scale / result.scale * QUARTER)
-    bias = torch.zeros_like(factors) if spec.bias is None else spec.bias.float()
-    return factors.contiguous(), (bias / result.scale).contiguous()
 
 
 class WinogradKernels(OneDnnKernels):
