@@ -221,13 +221,18 @@ def number(comparison: dict[str, Any], value: float) -> str:
 
 
 def intervals() -> set[str]:
-    """Every interval that a page may quote, as "1.33 to 1.67"."""
-    found = set()
-    for path in newest():
-        for one in json.loads(path.read_text(encoding="utf-8"))["comparisons"]:
-            if one["interval"]:
-                found.add(" to ".join(number(one, value).split(" ")[0] for value in one["interval"]))
-    return found
+    """Every interval that a page may quote, as "1.33 to 1.67": of the newest result of every section on every kind of machine."""
+    of_kind = {}
+    for path in sorted(RESULTS.glob("*.json")):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if not path.stem.endswith("-trial"):
+            of_kind[path.stem[11:], document["machine"].get("instructions")] = document["comparisons"]
+    return {
+        " to ".join(number(one, value).split(" ")[0] for value in one["interval"])
+        for comparisons in of_kind.values()
+        for one in comparisons
+        if one["interval"]
+    }
 
 
 if __name__ == "__main__":

@@ -12,6 +12,9 @@ from time import perf_counter
 from typing import TypeVar
 
 T = TypeVar("T")
+# OpenMP's threads look for more work before they go to sleep, for about 5 ms. Meanwhile they hold the cores of whoever is next: two ranks
+# seemed to be 10 % slower than two threads that had their windows before them (docs/race.md).
+LINGER_S = 0.02
 
 
 def rounds(

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
-from time import perf_counter, process_time
+from time import perf_counter, process_time, sleep
 from typing import Any
 
 import msgspec
@@ -25,7 +25,7 @@ from lockstep.deploy.subject import CPU, Subject, load
 from lockstep.measure.memory import MemoryMeter
 from lockstep.quantize import convert
 from lockstep.quantize.scheme import Scheme
-from lockstep.rounds import calls_in, rounds
+from lockstep.rounds import LINGER_S, calls_in, rounds
 from lockstep.run import Run
 
 # A sample of a route lasts at least this long, in as many calls as that takes.
@@ -112,6 +112,9 @@ def _times(
         samples: dict[str, list[tuple[float, float]]] = {name: [] for name in made}
         for order in rounds(list(made), request.rounds, least=LEAST_ROUNDS, seconds=request.seconds):
             for name in order:
+                if request.threads > 1:  # ONNX Runtime has threads of its own, which linger too
+                    sleep(LINGER_S)
+                    made[name](images)
                 start, cpu = perf_counter(), process_time()
                 for _ in range(calls[name]):
                     made[name](images)

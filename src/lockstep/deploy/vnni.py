@@ -101,7 +101,7 @@ class VnniLayer(nn.Module):
         lowest = result_zero if spec.relu else 0
         self._ends = (spec.source.zero, result_zero, lowest, top)
         self._floats, self._relu = result is None, spec.relu
-        self._prepared: dict[tuple[torch.Size, int], tuple[Any, tuple[int, ...], bool]] = {}
+        self._prepared: dict[tuple[torch.Size, int], tuple[Any, Tensor, bool]] = {}
         self._pointers = tuple(x.data_ptr() for x in (self._weight, self._starts, self._factors, self._offsets))
 
     def forward(self, values: Tensor) -> Tensor:
@@ -110,15 +110,14 @@ class VnniLayer(nn.Module):
         key = values.shape, torch.get_num_threads()
         if key not in self._prepared:
             self._prepared[key] = self._prepare(*key)
-        fields, size, pool = self._prepared[key]
-        order = torch.channels_last if self._conv else torch.contiguous_format
-        result = torch.empty(size, dtype=self._kind, memory_format=order)
+        fields, like, pool = self._prepared[key]
+        result = torch.empty_strided(like.shape, like.stride(), dtype=self._kind)
         if result.numel() and self._function(fields, values.data_ptr(), *self._pointers, result.data_ptr()):
             raise RuntimeError("int8 layer: not enough memory for the copy of an image")
         return quantized.max_pool2d(result, *POOL_BY_TWO) if self.pool and not pool else result
 
-    def _prepare(self, shape: torch.Size, threads: int) -> tuple[Any, tuple[int, ...], bool]:
-        """What the compiled code is told, the size of the result, and whether it has the pool in it."""
+    def _prepare(self, shape: torch.Size, threads: int) -> tuple[Any, Tensor, bool]:
+        """What the compiled code is told, a tensor like the result without memory, and whether it has the pool in it."""
         if self._conv:
             batch, channels, height, width = shape
             sides = [side + 2 * self._padding - self._kernel + 1 for side in (height, width)]
@@ -133,7 +132,9 @@ class VnniLayer(nn.Module):
         assert min(size[1:]) > 0
         sizes = (*plane, channels, self.out_channels, self._kernel, self._padding)
         fields = (*sizes, *self._ends, pool, self._floats, self._relu, threads)
-        return (ctypes.c_int64 * len(fields))(*fields), size, pool
+        order = torch.channels_last if self._conv else torch.contiguous_format
+        like = torch.empty(size, dtype=self._kind, device="meta", memory_format=order)
+        return (ctypes.c_int64 * len(fields))(*fields), like, pool
 
 
 class VnniBytes(nn.Module):

@@ -20,6 +20,7 @@ from lockstep.launch import execute, prepare
 from lockstep.measure.memory import available_bytes
 from lockstep.placement import Placement
 from lockstep.recipe import Recipe
+from lockstep.rounds import LINGER_S
 from lockstep.run import Options, Run, Spec
 from lockstep.turns.contender import ContenderFailed, Taken
 from lockstep.turns.lines import LOOK_S, Desk, Lines, Pipes
@@ -32,9 +33,6 @@ EVALUATION_S = 600.0
 RANK_BYTES = 300 << 20
 # Ranks that were told to leave are gone in a moment; after this they are ended.
 LEAVE_S = 10.0
-# OpenMP's threads look for more work before they go to sleep, for about 5 ms. Meanwhile they hold the cores of whoever is next: two ranks
-# seemed to be 10 % slower than two threads that had their windows before them (docs/race.md).
-LINGER_S = 0.02
 
 
 def memory_problem(placements: Iterable[Placement]) -> str | None:
