@@ -5,9 +5,7 @@ The same cases run under AddressSanitizer, in a process of their own: `python te
 
 from __future__ import annotations
 
-import os
 import random
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,6 +22,7 @@ from torch.nn import functional
 from lockstep.kernels import FusedConvReLU, build, native, op
 from lockstep.kernels.way import Way
 from lockstep.machine.native_code import compiler
+from sanitizing import sanitized, sanitizer
 
 HERE = Path(__file__)
 ABLE = build.able()
@@ -233,15 +232,6 @@ def test_without_gradients_nothing_is_kept_for_them(monkeypatch: pytest.MonkeyPa
     assert asked == [True, False, False, False]
 
 
-def sanitizer() -> str | None:
-    """gcc's AddressSanitizer as a library that can be loaded before Python."""
-    if shutil.which(compiler()) is None:
-        return None
-    done = subprocess.run([compiler(), "-print-file-name=libasan.so"], text=True, capture_output=True)
-    path = Path(done.stdout.strip())
-    return str(path.resolve()) if path.is_absolute() and path.exists() else None
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(sanitizer() is None, reason="there is no compiler with AddressSanitizer")
 @pytest.mark.parametrize("isa", [name for name in ABLE if name != "portable"] or ABLE)
@@ -258,15 +248,8 @@ def test_no_operand_makes_the_kernels_read_or_write_beside_it(isa: str, tmp_path
     with ThreadPoolExecutor(2) as pool:
         objects = list(pool.map(compiled, build.SOURCES.glob("*.cpp")))
     subprocess.run([compiler(), "-shared", "-fsanitize=address", *objects, "-o", str(library)], check=True)
-    environment = {
-        **os.environ,
-        "LD_PRELOAD": str(sanitizer()),
-        # Python and torch keep what they have until they end.
-        "ASAN_OPTIONS": "detect_leaks=0:protect_shadow_gap=0",
-        "OMP_NUM_THREADS": "2",
-    }
     done = subprocess.run(
-        [sys.executable, str(HERE), str(library), isa, "150"], env=environment, text=True, capture_output=True
+        [sys.executable, str(HERE), str(library), isa, "150"], env=sanitized(), text=True, capture_output=True
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.split() == ["150", "cases", "on", isa]

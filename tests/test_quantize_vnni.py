@@ -1,6 +1,14 @@
-"""Lockstep's own int8 layers for AVX512-VNNI, against whole numbers in float64. A whole net on them is in test_quantize.py."""
+"""Lockstep's own int8 layers for AVX512-VNNI, against whole numbers in float64. A whole net on them is in test_quantize.py.
+
+The same cases run under AddressSanitizer, in a process of their own: `python test_quantize_vnni.py LIBRARY`.
+"""
 
 from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +18,9 @@ from lockstep.deploy import engines, vnni
 from lockstep.deploy.kernels import LayerSpec
 from lockstep.deploy.vnni import VnniBytes, VnniLayer, can_compute
 from lockstep.errors import InputError
+from lockstep.machine.native_code import compiler
 from lockstep.quantize.scheme import Numbers, input_integers
+from sanitizing import sanitized, sanitizer
 
 here = pytest.mark.skipif(bool(vnni.why_not()), reason=f"--engine vnni: {vnni.why_not()}")
 
@@ -65,21 +75,26 @@ def threads(request: pytest.FixtureRequest) -> object:
     torch.set_num_threads(before)
 
 
+CONVOLUTIONS = [
+    (3, (48, 32, 3, 3), 8, 8, 1),
+    (2, (16, 3, 3, 3), 5, 7, 1),
+    (1, (10, 1, 5, 5), 28, 28, 2),
+    (5, (33, 6, 1, 1), 9, 4, 0),
+    (4, (64, 20, 5, 5), 7, 14, 0),
+    (40, (32, 16, 3, 3), 16, 16, 2),
+]
+LINEAR = [(1, (10, 392)), (7, (256, 4096)), (130, (32, 30)), (8, (16, 4))]
+
+
 @here
-@pytest.mark.parametrize(
-    ("batch", "weight", "height", "width", "padding"),
-    [
-        (3, (48, 32, 3, 3), 8, 8, 1),
-        (2, (16, 3, 3, 3), 5, 7, 1),
-        (1, (10, 1, 5, 5), 28, 28, 2),
-        (5, (33, 6, 1, 1), 9, 4, 0),
-        (4, (64, 20, 5, 5), 7, 14, 0),
-        (40, (32, 16, 3, 3), 16, 16, 2),
-    ],
-)
+@pytest.mark.parametrize(("batch", "weight", "height", "width", "padding"), CONVOLUTIONS)
 def test_the_bytes_are_those_of_whole_numbers(
     threads: int, batch: int, weight: tuple[int, ...], height: int, width: int, padding: int
 ) -> None:
+    check_convolution(batch, weight, height, width, padding)
+
+
+def check_convolution(batch: int, weight: tuple[int, ...], height: int, width: int, padding: int) -> None:
     for relu, top, pool in ((False, 127, False), (True, 127, True), (True, 255, False), (False, 255, True)):
         spec = spec_of(weight, padding, relu, top)
         assert can_compute(spec)
@@ -97,8 +112,12 @@ def test_the_bytes_are_those_of_whole_numbers(
 
 
 @here
-@pytest.mark.parametrize(("batch", "weight"), [(1, (10, 392)), (7, (256, 4096)), (130, (32, 30)), (8, (16, 4))])
+@pytest.mark.parametrize(("batch", "weight"), LINEAR)
 def test_linear_layers_give_bytes_or_floats(threads: int, batch: int, weight: tuple[int, int]) -> None:
+    check_linear(batch, weight)
+
+
+def check_linear(batch: int, weight: tuple[int, int]) -> None:
     spec, values = spec_of(weight, 0, True, 127), draw(batch, weight[1], top=127)
     assert (VnniLayer(spec, integers=True)(values) - by_hand(spec, values)).abs().max() <= 0.501
     wanted = floats_by_hand(spec, values)
@@ -144,3 +163,33 @@ def test_other_layers_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vnni, "cpu_flags", lambda: frozenset({"avx2"}))
     with pytest.raises(InputError, match="--engine vnni: it needs a CPU with AVX512-VNNI; here are: onednn, "):
         engines.check("vnni")
+
+
+@here
+@pytest.mark.slow
+@pytest.mark.skipif(sanitizer() is None, reason="there is no compiler with AddressSanitizer")
+def test_nothing_is_read_or_written_beside_the_operands(tmp_path: Path) -> None:
+    library = tmp_path / "vnni.so"
+    # -O1: at -O0 gcc does not know which lanes its own vector functions take.
+    flags = ["-O1" if flag == "-O3" else flag for flag in vnni.FLAGS]
+    words = [compiler(), *flags, "-fsanitize=address", "-shared", *map(str, vnni.LIBRARY.sources), "-o", str(library)]
+    subprocess.run(words, check=True)
+    words = [sys.executable, __file__, str(library)]
+    done = subprocess.run(words, env=sanitized(), text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.strip() == f"{len(CONVOLUTIONS) + len(LINEAR)} layers"
+
+
+def main(library: str) -> None:
+    made = vnni.functions_of(ctypes.CDLL(library))
+    vnni._functions = lambda: made  # type: ignore[assignment]
+    for convolution in CONVOLUTIONS:
+        check_convolution(*convolution)
+    for linear in LINEAR:
+        check_linear(*linear)
+    VnniBytes(Numbers(0.013, 60, 127))(torch.randn(5, 3, 7, 3))
+    print(f"{len(CONVOLUTIONS) + len(LINEAR)} layers")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -43,11 +43,14 @@ def why_not() -> str:
 
 @cache
 def _functions() -> tuple[Any, Any]:
-    """A layer, and images as bytes."""
     try:
-        library = load(LIBRARY)
+        return functions_of(load(LIBRARY))
     except CannotBuild as error:
         raise InputError(f"--engine vnni: {error}") from None
+
+
+def functions_of(library: ctypes.CDLL) -> tuple[Any, Any]:
+    """A layer, and images as bytes."""
     layer, as_bytes, pointer = library.lockstep_vnni8, library.lockstep_bytes8, ctypes.c_void_p
     layer.argtypes = [pointer] * 7
     as_bytes.argtypes = [pointer, pointer, ctypes.c_float, ctypes.c_int32, ctypes.c_int32, pointer]
