@@ -193,7 +193,9 @@ def _from_run(evidence: Evidence) -> Iterator[Finding]:
     )
     surely = low > MARGIN_RATIO * step
     measure = (
-        "" if evidence.spec.options.script else f"; see what it is worth: lockstep explain {evidence.run.id} --measure"
+        ""
+        if evidence.spec.options.own_loop
+        else f"; see what it is worth: lockstep explain {evidence.run.id} --measure"
     )
     if crowded(evidence):
         placement = evidence.spec.placement

@@ -75,7 +75,7 @@ def _within(evidence: Evidence) -> Iterator[Finding]:
         verdict=f"{percent(found.value)} of a step is beside its phases: {duration(found.value * step)} that belong to none of them",
         why=f"printing, logging, reading a loss, or Python around a short step{_told(found.ends, 'over blocks of steps')}",
         next="log every few steps, and from another thread"
-        if evidence.spec.options.script
+        if evidence.spec.options.own_loop
         else "a larger batch, so that it weighs less",
         cost=found.value,
         interval=found.ends,
