@@ -166,6 +166,19 @@ def test_an_optimizer_that_is_not_used_any_more_ends_no_steps(bench: Bench) -> N
     assert len(bench.rows) == 1 + 10
 
 
+def test_passes_that_an_optimizer_asks_for_are_not_its_own_time(bench: Bench) -> None:
+    bench.fetch(10)
+    bench.clock.work(OPTIMIZER)
+    bench.wait(3)  # other
+    bench.forward(20)
+    bench.wait(2)  # forward: the loss
+    bench.backward(40)
+    bench.wait(5)
+    bench.clock.leave_optimizer(1)
+    row = bench.rows[0]
+    assert (row["forward"], row["backward"], row["optimizer"], row["total"]) == (22, 40, 5, 80)
+
+
 def test_evaluation_is_beside_the_steps_and_the_batch_after_it_is_not(bench: Bench) -> None:
     bench.step()
     bench.wait(100)  # the test set is opened

@@ -21,6 +21,11 @@ ADVICE = {
     "logging": "put the runs on a faster disk (--runs)",
     "checkpoints": "--checkpoint-every with a larger number",
 }
+OWN_LOOP = {
+    "evaluation": "evaluate less often, or on fewer samples",
+    "logging": "put the runs on a faster disk (--runs)",
+    "checkpoints": "save less often",
+}
 SECONDS = {"evaluation": "eval_seconds", "logging": "logging_seconds"}
 
 
@@ -45,7 +50,7 @@ def _between(evidence: Evidence) -> Iterator[Finding]:
         verdict=f"{percent(share)} of the run is {largest}, between its steps",
         why=", ".join(f"{name} {duration(value)}" for name, value in seconds.items())
         + f" of {duration(whole)}{_told(interval, f'over {len(epochs)} epochs')}",
-        next=ADVICE[largest],
+        next=(OWN_LOOP if evidence.spec.options.own_loop else ADVICE)[largest],
         cost=share,
         interval=interval,
         cause=largest if surely else "",

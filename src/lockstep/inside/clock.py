@@ -77,13 +77,15 @@ class Clock:
         if self._evaluating and kind != CHECKPOINT:
             self._phases[stack[-1] if stack else EVALUATION] += now - self._last
             kind = EVALUATION
-        elif stack:
+        elif stack and (stack[-1] != OPTIMIZER or kind not in (FORWARD, BACKWARD)):
             self._phases[stack[-1]] += now - self._last
-        elif self._begun:
+        elif self._begun:  # a gap; also before the passes that an optimizer asks for, as L-BFGS and Lightning have them
             self._phases[GAPS.get((self._before, kind), OTHER)] += now - self._last
         self._begun = True
         stack.append(kind)
         self.busy = kind != OPTIMIZER
+        if kind == OPTIMIZER:
+            self._before = kind
         self.events += 1
         self._last = now
 

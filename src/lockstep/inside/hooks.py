@@ -44,6 +44,22 @@ COLLECTIVES = (
 )
 
 
+def in_place_of(function: Any) -> Callable[[Any], Any]:
+    """A decorator for what stands in for a function of PyTorch.
+
+    It says that it comes from PyTorch's own file. The compiler passes over these files, and so over it; else `torch.compile` would find
+    other places to begin at than it does without us, and compiled code has other rounding.
+    """
+
+    def decorate(ours: Any) -> Any:
+        code = getattr(function, "__code__", None)
+        if code is not None:
+            ours.__code__ = ours.__code__.replace(co_filename=code.co_filename, co_firstlineno=code.co_firstlineno)
+        return wraps(function)(ours)
+
+    return decorate
+
+
 class Hooks:
     """One for the process."""
 
@@ -76,7 +92,7 @@ class Hooks:
     def _timed(self, function: Any, kind: int) -> Any:
         clock = self._clock
 
-        @wraps(function)
+        @in_place_of(function)
         def timed(*args: Any, **keywords: Any) -> Any:
             if get_ident() != clock.thread:
                 return function(*args, **keywords)
@@ -105,7 +121,7 @@ class Hooks:
         clock = self._clock
 
         def timed(function: Any) -> Any:
-            @wraps(function)
+            @in_place_of(function)
             def backward(*args: Any, **keywords: Any) -> Any:
                 if get_ident() != clock.thread:
                     return function(*args, **keywords)
@@ -127,7 +143,7 @@ class Hooks:
         clock, learns, look = self._clock, self._learns, self._look
         call, torch = module.Module.__call__, module.torch
 
-        @wraps(call)
+        @in_place_of(call)
         def timed(self: Any, *args: Any, **keywords: Any) -> Any:
             if clock.busy or torch.compiler.is_compiling() or get_ident() != clock.thread:
                 return call(self, *args, **keywords)
@@ -157,6 +173,8 @@ class Hooks:
                 if kind in kinds:
                     self._recorder.seen["strategy"] = strategy
             if "DistributedDataParallel" in kinds:
+                self._recorder.seen["find_unused_parameters"] = bool(module.find_unused_parameters)
+                self._recorder.seen["bucket_mb"] = module.bucket_bytes_cap / (1 << 20)
                 LastGradient(module, self._clock)
         except Exception as error:
             complain(f"what kind of model {type(module).__name__} is remains unknown: {error}")
@@ -195,7 +213,7 @@ class Hooks:
     def _loaders(self, module: Any) -> None:
         iterate, clock = module.DataLoader.__iter__, self._clock
 
-        @wraps(iterate)
+        @in_place_of(iterate)
         def timed(self_: Any) -> Any:
             if get_ident() != clock.thread:
                 return iterate(self_)
@@ -217,7 +235,7 @@ class Hooks:
         """The iterators of a loader, whose class is PyTorch's own affair."""
         fetch, clock = kind.__next__, self._clock
 
-        @wraps(fetch)
+        @in_place_of(fetch)
         def timed(iterator: Any) -> Any:
             if clock.busy or get_ident() != clock.thread:
                 return fetch(iterator)
