@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from house import ROOT
 from lockstep.attach.command import script_of
+from lockstep.dashboard import stopping
 from lockstep.inside import clock as clocks
 from lockstep.inside import launchers, layout
 from lockstep.inside.clock import BACKWARD, CHECKPOINT, EXCHANGE, FORWARD, OPTIMIZER, Clock
@@ -532,6 +534,117 @@ def test_what_is_not_known_is_said(cli: Cli) -> None:
     assert "recommendation" not in explained
 
 
+BY_HAND = """
+import os, sys, torch, torch.distributed as dist
+from torch import nn
+torch.set_num_threads(1)
+rank, world = int(os.environ["PMI_RANK"]), int(os.environ["PMI_SIZE"])
+dist.init_process_group("gloo", init_method="file://" + os.path.abspath("meet"), rank=rank, world_size=world)
+net = nn.Linear(64, 10)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(20):
+    optimizer.zero_grad()
+    net(torch.randn(32, 64)).sum().backward()
+    for parameter in net.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= world
+    optimizer.step()
+dist.destroy_process_group()
+"""
+SPAWNED = """
+import os, torch, torch.distributed as dist, torch.multiprocessing as mp
+from torch import nn
+def work(rank):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method="file://" + os.path.abspath("meet"), rank=rank, world_size=2)
+    net = nn.parallel.DistributedDataParallel(nn.Linear(64, 10))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(20):
+        optimizer.zero_grad()
+        net(torch.randn(32, 64)).sum().backward()
+        optimizer.step()
+    dist.destroy_process_group()
+if __name__ == "__main__":
+    mp.spawn(work, nprocs=2)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "launcher", "seen"),
+    [(BY_HAND, "mpirun", ("mpirun", "own")), (SPAWNED, "", ("spawn", "ddp"))],
+    ids=["mpirun", "torch.multiprocessing"],
+)
+def test_other_launchers(cli: Cli, script: str, launcher: str, seen: tuple[str, str]) -> None:
+    program = Path(sys.executable).with_name(launcher)
+    if launcher and not program.exists():
+        pytest.skip("there is no mpirun beside Python (MPICH's wheel)")
+    write(cli, "ranks", script)
+    words = [str(program), "-n", "2"] if launcher else []
+    found = attach(cli, *words, sys.executable, "ranks.py")
+    assert found.returncode == 0, found.stderr
+    run = last(cli)
+    placement = run.spec().placement
+    assert (placement.launcher, placement.strategy) == seen
+    ranks = [read_steps(run.rank_folder(rank) / "steps.bin") for rank in range(2)]
+    assert [len(rows) for rows in ranks] == [20, 20]
+    assert all((rows["exchange_ns"] > 0).all() for rows in ranks)
+
+
+def test_of_two_trainings_at_once_one_is_recorded_and_the_other_says_so(cli: Cli) -> None:
+    write(cli, "plain", HEAD + PLAIN + TAIL)
+    one = f"{sys.executable} plain.py"
+    found = attach(cli, "sh", "-c", f"{one} a.pt & {one} b.pt; wait")
+    assert found.returncode == 0, found.stderr
+    assert same_bits(cli.folder / "a.pt", cli.folder / "b.pt")
+    assert found.stderr.count("another process of this command is rank 0 already") == 1
+    assert len(read_steps(last(cli).rank_folder(0) / "steps.bin")) == STEPS
+
+
+PLANTED = """
+import os, sys, time, torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+class Slow(TensorDataset):
+    def __getitem__(self, index):
+        time.sleep(0.0002)
+        return super().__getitem__(index)
+torch.set_num_threads(8)
+dist.init_process_group("gloo")
+data = Slow(torch.randn(2048, 128), torch.randint(0, 10, (2048,)))
+layers = [layer for _ in range(6) for layer in (nn.Linear(128, 128), nn.ReLU())]
+net = DistributedDataParallel(nn.Sequential(*layers, nn.Linear(128, 10)), bucket_cap_mb=0.01, find_unused_parameters=True)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for a, b in DataLoader(data, batch_size=32, sampler=DistributedSampler(data)):
+    loss = nn.functional.cross_entropy(net(a), b)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+def test_usual_suspects_are_named(cli: Cli) -> None:
+    """A loader without workers, more threads than cores, a search for unused parameters, small buckets: each with its number."""
+    write(cli, "planted", PLANTED)
+    found = attach(cli, *torchrun("planted.py"))
+    assert found.returncode == 0, found.stderr
+    document = json.loads(cli("explain", "last", "--json").stdout)
+    findings = {each["figures"].get("cause"): each for each in document["findings"]}
+    assert {"loader", "threads", "unused", "buckets"} <= findings.keys()
+    assert "its DataLoader has no workers" in findings["loader"]["why"]
+    assert findings["loader"]["next"] == "num_workers=1 or more"
+    assert "bucket_cap_mb=0.01 instead of 25" in findings["buckets"]["verdict"]
+    assert "2 ranks x 8 threads" in findings["threads"]["verdict"]
+
+
+def test_nn_data_parallel_is_named(cli: Cli) -> None:
+    write(cli, "parallel", HEAD + "net = nn.DataParallel(net)\n" + PLAIN)
+    assert attach(cli, sys.executable, "parallel.py").returncode == 0
+    assert "nn.DataParallel" in cli("explain", "last").stdout
+
+
 # --- ends --------------------------------------------------------------------------------------------------------------------
 
 
@@ -628,6 +741,7 @@ def test_stopping_it_leaves_nothing_running(cli: Cli, number: signal.Signals) ->
     run = wait_for(lambda: next((Run(p.parent) for p in cli.runs.glob("*/run.json")), None), what="the run folder")
     wait_for(lambda: len(read_steps(run.rank_folder(0) / "steps.bin")) > 20, what="steps")
     wait_for(lambda: run.status()["state"] == "running", what="the status")
+    assert stopping.watcher(run).pid == process.pid  # the dashboard can stop it too
     process.send_signal(number)
     _, said = process.communicate(timeout=60)
     pids = [int(pid) for pid in (cli.folder / "pids").read_text().split()]
@@ -662,6 +776,158 @@ def test_the_users_own_sitecustomize_runs_and_other_programs_are_left_alone(cli:
     )
     found = cli("attach", "--", sys.executable, "look.py", PYTHONPATH=str(cli.folder / "own"))
     assert found.stdout == "here False False False\n", found.stderr
+
+
+COMPILED = """
+from torch._dynamo.utils import counters
+if sys.argv[2] == "module":
+    model = torch.compile(net, backend="aot_eager")
+elif sys.argv[2] == "in place":
+    net.compile(backend="aot_eager")
+    model = net
+else:
+    model = torch.compile(lambda batch: net(batch), backend="aot_eager")
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(12):
+    optimizer.zero_grad()
+    loss_of(model(x), y).backward()
+    optimizer.step()
+print(dict(counters["stats"]), dict(counters["graph_break"]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["module", "in place", "function"])
+def test_compiled_models_compile_as_they_do_alone(cli: Cli, way: str) -> None:
+    """The same graphs, and so the same rounding."""
+    write(cli, "compiled", HEAD + COMPILED + TAIL)
+    found = attach(cli, sys.executable, "compiled.py", "attached.pt", way)
+    alone = subprocess.run(
+        [sys.executable, "compiled.py", "alone.pt", way], cwd=cli.folder, capture_output=True, text=True, timeout=120
+    )
+    assert found.stdout == alone.stdout, found.stderr
+    assert same_bits(cli.folder / "attached.pt", cli.folder / "alone.pt")
+    assert "12 steps, " in found.stderr
+
+
+# --- other trainers, in an environment of their own -----------------------------------------------------------------------------
+
+FRAMEWORKS = ("lightning", "accelerate", "transformers")
+LIGHTNING = """
+import sys, torch, lightning
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+torch.set_num_threads(1)
+lightning.seed_everything(0)
+data = TensorDataset(torch.randn(1024, 64), torch.randint(0, 10, (1024,)))
+class Net(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(64, 2048), nn.ReLU(), nn.Linear(2048, 10))
+    def training_step(self, batch, number):
+        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        self.log("train_loss", loss)
+        return loss
+    def validation_step(self, batch, number):
+        self.log("val_loss", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters())
+net = Net()
+silent = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+trainer = lightning.Trainer(max_epochs=2, accelerator="cpu", devices=1, **silent)
+trainer.fit(net, DataLoader(data, batch_size=64, shuffle=True), DataLoader(data, batch_size=256))
+torch.save(net.state_dict(), sys.argv[1])
+"""
+ACCELERATE = """
+import sys, torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+torch.set_num_threads(1)
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+set_seed(0)
+data = TensorDataset(torch.randn(2048, 64), torch.randint(0, 10, (2048,)))
+net = nn.Sequential(nn.Linear(64, 2048), nn.ReLU(), nn.Linear(2048, 10))
+optimizer = torch.optim.AdamW(net.parameters())
+net, optimizer, loader = accelerator.prepare(net, optimizer, DataLoader(data, batch_size=32, shuffle=True))
+for a, b in loader:
+    with accelerator.accumulate(net):
+        accelerator.backward(nn.functional.cross_entropy(net(a), b))
+        optimizer.step()
+        optimizer.zero_grad()
+if accelerator.is_main_process:
+    torch.save(accelerator.unwrap_model(net).state_dict(), sys.argv[1])
+accelerator.end_training()
+"""
+TRANSFORMERS = """
+import sys, torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+torch.set_num_threads(1)
+torch.manual_seed(0)
+class Text(torch.utils.data.Dataset):
+    def __len__(self):
+        return 256
+    def __getitem__(self, index):
+        ids = torch.randint(0, 100, (32,), generator=torch.Generator().manual_seed(index))
+        return {"input_ids": ids, "labels": ids}
+net = GPT2LMHeadModel(GPT2Config(vocab_size=100, n_positions=32, n_embd=64, n_layer=2, n_head=2))
+settings = TrainingArguments(output_dir="out", per_device_train_batch_size=8, num_train_epochs=1, use_cpu=True, report_to=[],
+    save_strategy="no", disable_tqdm=True, eval_strategy="epoch", seed=0)
+Trainer(model=net, args=settings, train_dataset=Text(), eval_dataset=Text()).train()
+torch.save({key: value.clone() for key, value in net.state_dict().items()}, sys.argv[1])
+"""
+
+
+@pytest.fixture(scope="module")
+def frameworks() -> Path:
+    """The newest of each, beside the torch that is pinned, in an environment without Lockstep. It stays, for the next time."""
+    folder = ROOT / ".frameworks-venv"
+    python = folder / "bin/python"
+    if not (folder / ".installed").exists():
+        pinned = next(
+            line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch==")
+        )
+        environment = {**os.environ, "PIP_CONSTRAINT": str(ROOT / "constraints.txt"), "LOCKSTEP_TEST_COLD": "1"}
+        install = [str(python), "-m", "pip", "install", "--quiet"]
+        for words in ([sys.executable, "-m", "venv", str(folder)], [*install, pinned], [*install, *FRAMEWORKS]):
+            made = subprocess.run(words, env=environment, capture_output=True, text=True)
+            if made.returncode:
+                pytest.skip(f"{' and '.join(FRAMEWORKS)} cannot be installed: {made.stderr.strip().splitlines()[-1]}")
+        (folder / ".installed").touch()
+    return python
+
+
+@pytest.mark.slow
+@pytest.mark.cold
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("script", "launcher", "steps", "ranks"),
+    [
+        (LIGHTNING, (), 32, 1),
+        (TRANSFORMERS, (), 32, 1),
+        (ACCELERATE, (), 32, 1),
+        (ACCELERATE, ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"), 16, 2),
+    ],
+    ids=["lightning", "transformers", "accelerate", "accelerate launch"],
+)
+def test_other_trainers(
+    cli: Cli, frameworks: Path, script: str, launcher: tuple[str, ...], steps: int, ranks: int
+) -> None:
+    write(cli, "other", script)
+    found = attach(cli, str(frameworks), *launcher, "other.py", "attached.pt", timeout=600)
+    assert found.returncode == 0, found.stderr
+    alone = [str(frameworks), *launcher, "other.py", "alone.pt"]
+    subprocess.run(alone, cwd=cli.folder, check=True, timeout=600, capture_output=True)
+    assert same_bits(cli.folder / "attached.pt", cli.folder / "alone.pt")
+    run = last(cli)
+    rows = [read_steps(folder / "steps.bin") for folder in run.rank_folders()]
+    assert [len(each) for each in rows] == [steps] * ranks
+    assert min(map(attributed, rows)) > 0.75  # what a trainer does around a step of milliseconds is "other"
+    if ranks > 1:
+        assert run.spec().placement.strategy == "ddp"
+    if script is not ACCELERATE:
+        assert (run.summary() or {})["eval_seconds"] > 0
 
 
 @pytest.mark.slow

@@ -137,7 +137,9 @@ def _start(run: Run, argv: Sequence[str]) -> subprocess.Popen[bytes]:
         "PYTHONPATH": os.pathsep.join(paths),
         PARENT: str(os.getpid()),
     }
-    return subprocess.Popen([sys.executable, "-P", guard.__file__, *argv], env=environment, start_new_session=True)
+    # The option means nothing to Python: it names the run, so that the dashboard knows whom to ask to stop it.
+    words = [sys.executable, "-P", "-X", str(run.folder), guard.__file__, *argv]
+    return subprocess.Popen(words, env=environment, start_new_session=True)
 
 
 def _follow(run: Run, process: subprocess.Popen[bytes], watch: FolderWatch) -> None:

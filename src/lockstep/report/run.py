@@ -76,11 +76,15 @@ def attached_lines(run: RunView, summary: dict[str, Any], phases: dict[str, Any]
     if hooks and steps:
         share = hooks / float(summary["train_seconds"])
         found.append(f"the hooks took about {units.duration(hooks / steps)} of a step ({units.percent(share)})")
+    if mean["other"] > OTHER_WORTH * mean["total"] and not run.attached().get("loader"):
+        found.append("other: no DataLoader was seen, so batches that the script makes by hand are in it")
     if not run.spec().plan.global_batch:
         found.append(f"global batch: {run.spec().plan.batch_text()}")
     return found
 
 
+# From this share on, people ask what it is.
+OTHER_WORTH = 0.05
 BETWEEN = (("evaluation", "eval_seconds"), ("checkpoints", "checkpoint_seconds"))
 ASIDE = (
     ("compiling took", "compile_seconds"),
