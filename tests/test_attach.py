@@ -448,7 +448,7 @@ def test_a_script_computes_the_same_bits_and_its_steps_are_told(cli: Cli, name: 
 
 
 DDP = """
-import os, sys, torch, torch.distributed as dist
+import copy, io, os, sys, torch, torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -464,6 +464,9 @@ for a, b in loader:
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
+kept = io.BytesIO()
+torch.save([net.module, copy.deepcopy(net).module, copy.deepcopy(optimizer)], kept)
+assert b"lockstep" not in kept.getvalue()  # no hook of ours is copied or saved with a model
 if dist.get_rank() == 0:
     torch.save(net.module.state_dict(), sys.argv[1])
 dist.destroy_process_group()
@@ -576,11 +579,10 @@ if __name__ == "__main__":
     ids=["mpirun", "torch.multiprocessing"],
 )
 def test_other_launchers(cli: Cli, script: str, launcher: str, seen: tuple[str, str]) -> None:
-    program = Path(sys.executable).with_name(launcher)
-    if launcher and not program.exists():
+    words = [str(Path(sys.executable).with_name(launcher)), "-n", "2"] if launcher else []
+    if words and not Path(words[0]).exists():
         pytest.skip("there is no mpirun beside Python (MPICH's wheel)")
     write(cli, "ranks", script)
-    words = [str(program), "-n", "2"] if launcher else []
     found = attach(cli, *words, sys.executable, "ranks.py")
     assert found.returncode == 0, found.stderr
     run = last(cli)
@@ -687,10 +689,31 @@ def test_a_script_that_fails_keeps_its_steps_and_its_exit_code(cli: Cli) -> None
     assert "32 in all" in cli("show", "last").stdout
 
 
+def test_a_script_that_fails_before_its_first_step(cli: Cli) -> None:
+    write(cli, "fails", HEAD + 'raise FileNotFoundError("no data here")')
+    assert attach(cli, sys.executable, "fails.py").returncode == 1
+    assert last(cli).status()["cause"] == "rank 0: FileNotFoundError: no data here (exit code 1)"
+    assert cli("show", "last").returncode == 0
+
+
+@pytest.mark.slow
+def test_the_rank_that_failed_is_named(cli: Cli) -> None:
+    fails = '    if dist.get_rank() == 1 and len(seen) == 20: raise ValueError("this rank has had enough")\n    seen.append(1)\n'
+    script = DDP.replace("for a, b in loader:\n", f"seen = []\nfor a, b in loader:\n{fails}")
+    write(cli, "fails", script)
+    found = attach(cli, *torchrun("fails.py", "x.pt"))
+    assert found.returncode == 1
+    assert last(cli).status()["cause"] == "rank 1 after step 20: ValueError: this rank has had enough (exit code 1)"
+
+
 def test_exit_codes_are_passed_on(cli: Cli) -> None:
     write(cli, "exits", "import sys; sys.exit(7)")
     assert attach(cli, sys.executable, "exits.py").returncode == 7
     assert "exit code 7" in last(cli).status()["cause"]
+    assert not (last(cli).folder / ".reserve").exists()
+    # Without '--', what follows the program is the program's too.
+    assert cli("attach", sys.executable, "exits.py", "--name", "its-own").returncode == 7
+    assert last(cli).id != "its-own"
 
 
 def test_os_exit_and_kill_lose_nothing(cli: Cli) -> None:

@@ -58,28 +58,36 @@ def attach(
         raise InputError(f"attach: cannot start '{argv[0]}': there is no such program; write the command after '--'")
     run = _plan(argv, runs, name, batch)
     planned(run)
+    try:
+        code = _watch(run, argv)
+    finally:
+        run.release_reserve()
+    if code:
+        cause = _cause(run, code)
+        run.write_final_status("failed", **cause)
+        raise CommandFailed(f"the command failed: {cause['cause']}; what was measured is in {run.folder}", code)
+    run.write_done()
+    return run
+
+
+def _watch(run: Run, argv: Sequence[str]) -> int:
+    """Start it and follow it to its end: its exit code. Whatever else ends it is written down and raised."""
     watch = FolderWatch(run)
-    process = _start(run, argv)
+    started: list[subprocess.Popen[bytes]] = []
     with signals_as_interrupt() as received:
 
         def end() -> dict[str, Any]:
-            _end(process, received[-1] if received else signal.SIGINT)
+            for process in started:
+                _end(process, received[-1] if received else signal.SIGINT)
             seen.conclude(run)
             return {}
 
         with recorded_end(run, watch, end):
             run.write_status("starting", supervisor_pid=os.getpid(), host=platform.node())
-            _follow(run, process, watch)
+            started.append(_start(run, argv))
+            _follow(run, started[0], watch)
             seen.conclude(run)
-    run.release_reserve()
-    if process.returncode:
-        cause = _cause(run, process.returncode)
-        run.write_final_status("failed", **cause)
-        raise CommandFailed(
-            f"the command failed: {cause['cause']}; what was measured is in {run.folder}", process.returncode
-        )
-    run.write_done()
-    return run
+    return started[0].returncode
 
 
 def _plan(argv: Sequence[str], runs: Path | None, name: str | None, batch: int | None) -> Run:
@@ -113,7 +121,9 @@ def _plan(argv: Sequence[str], runs: Path | None, name: str | None, batch: int |
         command=[list(argv)],
     )
     run = Run.create(runs_root(runs).absolute(), spec)
-    write_atomic(run.folder / "environment.json", machine())
+    # Its Python may be another one than ours, with other packages.
+    ours = machine()
+    write_atomic(run.folder / "environment.json", {key: ours[key] for key in ours if key not in seen.VERSIONS})
     return run
 
 

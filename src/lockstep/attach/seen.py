@@ -15,6 +15,7 @@ from lockstep.measure.records import read_steps
 from lockstep.placement import Placement
 from lockstep.run import Run, Spec, write_atomic
 
+VERSIONS = ("python", "torch", "numpy")
 KEY, COST = "attached", "hook_seconds"
 """In a rank's sign of life, what it knows of itself, and the one thing that always changes (inside/recorder.py)."""
 
@@ -85,7 +86,7 @@ def _state_placement(run: Run, facts: dict[int, dict[str, Any]]) -> Spec:
     if spec != before:
         run.write_spec(spec)
     environment: dict[str, Any] = run.environment()
-    environment |= {key: first[key] for key in ("torch", "python") if key in first}
+    environment |= {key: first[key] for key in VERSIONS if key in first}
     write_atomic(run.folder / "environment.json", environment)
     return spec
 

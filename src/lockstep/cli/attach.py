@@ -19,7 +19,7 @@ EPILOG = """\b
 Examples:
   lockstep attach -- python train.py --epochs 3
   lockstep attach -- torchrun --nproc-per-node 2 train.py
-  lockstep attach --batch 256 -- accelerate launch --num_processes 2 train.py
+  lockstep attach --batch 256 -- accelerate launch --multi_gpu --num_processes 2 train.py
   lockstep attach --name before -- mpirun -n 2 python train.py
 
 \b
@@ -28,7 +28,8 @@ goes to stderr. docs/attach.md says how each part is told.
 """
 
 
-@click.command("attach", epilog=EPILOG, context_settings={"ignore_unknown_options": False})
+# What follows the program's name is the program's, also without '--'.
+@click.command("attach", epilog=EPILOG, context_settings={"allow_interspersed_args": False})
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @click.option("--name", help="Name of the run folder (default: made from time and script).")
 @click.option("--batch", type=whole(1), help="The global batch, over all ranks: with it, samples per second are known.")

@@ -69,6 +69,8 @@ class Hooks:
         self._clock.thread = threading.main_thread().ident or 0
         self._learns: dict[int, int] = {}
         """How many modules there are in each that has learned from a call, by its identity."""
+        self._wrapped: dict[int, LastGradient] = {}
+        """Of models in DDP. A hook on the model itself would be copied and saved with it."""
         self._loader: dict[str, Any] = {}
         self._iterators: set[type] = set()
         os.register_at_fork(after_in_child=self._recorder.forked)
@@ -140,7 +142,7 @@ class Hooks:
 
         PyTorch's global forward hooks would do, but with one registered every call of every layer takes a slower way.
         """
-        clock, learns, look = self._clock, self._learns, self._look
+        clock, learns, look, wrapped = self._clock, self._learns, self._look, self._wrapped
         call, torch = module.Module.__call__, module.torch
 
         @in_place_of(call)
@@ -150,6 +152,8 @@ class Hooks:
             size = learns.get(id(self), 0)
             if torch.is_grad_enabled():
                 size = size or look(self)
+                if id(self) in wrapped:
+                    wrapped[id(self)].before_forward(self)
                 clock.work(FORWARD)
             else:
                 clock.evaluate(size > 0)
@@ -175,7 +179,7 @@ class Hooks:
             if "DistributedDataParallel" in kinds:
                 self._recorder.seen["find_unused_parameters"] = bool(module.find_unused_parameters)
                 self._recorder.seen["bucket_mb"] = module.bucket_bytes_cap / (1 << 20)
-                LastGradient(module, self._clock)
+                self._wrapped[id(module)] = LastGradient(module, self._clock)
         except Exception as error:
             complain(f"what kind of model {type(module).__name__} is remains unknown: {error}")
         return size
@@ -270,13 +274,12 @@ class LastGradient:
             for parameter in module.parameters()
             if parameter.requires_grad
         ]
-        module.register_forward_pre_hook(self._before_forward)
 
     def _seen(self, parameter: Any) -> None:
         self._latest = parameter
         self._clock.ready = perf_counter_ns()
 
-    def _before_forward(self, module: Any, args: Any) -> None:
+    def before_forward(self, module: Any) -> None:
         """DDP decides in its forward pass whether the backward pass exchanges."""
         self._clock.exchanges = bool(module.require_backward_grad_sync)
         if self._latest is not None and len(self._handles) > 1:

@@ -168,7 +168,9 @@ _OF_LAUNCHERS = ("ChildFailedError", "CalledProcessError", "KeyboardInterrupt", 
 def _surroundings() -> dict[str, Any]:
     torch = sys.modules["torch"]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    numpy = sys.modules.get("numpy")
     return {
+        **({"numpy": str(numpy.__version__)} if numpy is not None else {}),
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "threads": int(torch.get_num_threads()),
