@@ -24,7 +24,7 @@ cli/
 dashboard/
 report/
 tune/ > predict/    explain/ > study/ verify/    predict/    study/ > verify/    export/    verify/
-comms/    deploy/    probe    turns/
+attach/ > turns/    comms/    deploy/    probe    turns/
 launch/
 worker
 training/
@@ -34,7 +34,7 @@ statistics/ > metrics    metrics
 measure/ > machine/    machine/
 settings > placement    index > run/    ways > run/    run/ > placement plan    plan > placement    placement    recipes/
 recipe    shapes    toml > reading    reading    plugins > files    process    files    keyed    seeding
-errors    text    units    torch_private    rounds
+errors    text    units    torch_private    rounds    inside/
 """
 
 # The supervisor starts workers as processes, by command. Importing worker would bring torch into the supervisor.

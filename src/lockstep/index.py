@@ -59,7 +59,7 @@ def line(run: Run) -> Row:
         "launcher": placement.launcher,
         "ranks": spec.plan.ranks,
         "threads": placement.threads,
-        "global_batch": spec.plan.global_batch,
+        "global_batch": spec.plan.global_batch or None,
         "precision": recipe.precision,
         **{key: summary.get(key) for key in _RESULTS},
     }

@@ -58,14 +58,23 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     def line(self) -> str:
         """The one line that every run starts with."""
+        if not self.steps_per_epoch:  # an attached command: only what was seen and told is known
+            return f"global batch {self.batch_text()}; {counted(self.total_steps, 'step')} in all"
         last = f" (last batch {self.last_batch})" if self.last_batch != self.global_batch else ""
         return (
-            f"global batch {self.global_batch} = {self.division()}; "
-            f"{self.steps_per_epoch} steps an epoch{last}, {self.total_steps} in all"
+            f"global batch {self.batch_text()}; {self.steps_per_epoch} steps an epoch{last}, {self.total_steps} in all"
         )
+
+    def batch_text(self) -> str:
+        """The global batch and how it is divided."""
+        if not self.global_batch:
+            return "not known; --batch N tells"
+        return f"{self.global_batch} = {self.division()}"
 
     def division(self) -> str:
         """How a global batch is divided, in words."""
+        if not self.micro_batch:
+            return f"over {counted(self.ranks, 'rank')}, as --batch says"
         if not self.shares:
             return f"{counted(self.ranks, 'rank')} x {self.micro_batch} micro batch x {self.accumulation} accumulation"
         each = [str(samples) for samples in self.parts(self.global_batch)]

@@ -117,7 +117,7 @@ def changed(recipe: Recipe, placement: Placement) -> Tree:
     return {key: value for key, value in dotted(recipe, placement).items() if key not in usual or usual[key] != value}
 
 
-def dotted(*settings: Recipe | Placement) -> Tree:
+def dotted(*settings: Recipe | Placement | Mapping[str, Any]) -> Tree:
     """Every setting by its dotted key; a recipe and a placement have no key in common."""
     return {key: value for each in settings for key, value in flatten(msgspec.to_builtins(each)).items()}
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lockstep.errors import InputError
+from lockstep.inside.launchers import MPICH, OPEN_MPI, OURS, SRUN, TORCHRUN
 from lockstep.placement import Placement
 
 
@@ -24,18 +25,7 @@ class Rank:
         return self.rank == 0
 
 
-# The variables that hold rank, world size, local rank and local world size. mpirun has two families of them.
-OURS = ("LOCKSTEP_RANK", "LOCKSTEP_WORLD_SIZE", "LOCKSTEP_LOCAL_RANK", "LOCKSTEP_LOCAL_WORLD_SIZE")
-TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-OPEN_MPI = (
-    "OMPI_COMM_WORLD_RANK",
-    "OMPI_COMM_WORLD_SIZE",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-)
-MPICH = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-SRUN = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE")
-
+# The variables that hold a rank's place, by launcher. mpirun has two families of them.
 TABLES: dict[str, tuple[tuple[str, str, str, str], ...]] = {
     "single": (OURS,),
     "spawn": (OURS,),

@@ -135,7 +135,7 @@ def _measure(run: Run, seconds: float, quiet: bool) -> None:
     from lockstep.ways import BESIDE
 
     spec = run.spec()
-    if spec.options.script:
+    if spec.options.own_loop:
         raise InputError(
             f"--measure: {run.id} is a training loop of your own, which only your script can take apart: leave --measure out"
         )

@@ -108,7 +108,7 @@ def _asked(words: tuple[str, ...], runs: Path | None) -> tuple[str | None, Recip
 
     run = Run.find(first, runs_root(runs))
     spec = run.spec()
-    if spec.options.script:
+    if spec.options.own_loop:
         raise InputError(f"{run.id}: a loop of the user's own cannot be measured step by step: name a recipe instead")
     recipe = msgspec.structs.replace(spec.recipe, batch_per_rank=None)
     base = {key: value for key, value in dotted(recipe, as_asked(spec)).items() if value is not None}

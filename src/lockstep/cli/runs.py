@@ -46,8 +46,7 @@ def command(runs: Path | None, everything: bool, as_json: bool) -> None:
                 row["id"],
                 row["state"],
                 str(row["ranks"]),
-                str(row["global_batch"]),
-                str(row["epochs"]),
+                *("–" if row[name] is None else str(row[name]) for name in ("global_batch", "epochs")),
                 *(RECORDED[name].text(row[name]) for name in FIGURES),
                 clock(max(0.0, time.time() - row["created"])),
             ]

@@ -186,7 +186,7 @@ def _state(names: Sequence[str], states: Mapping[str, str]) -> str:
 
 def _total_steps(run: Run) -> int | None:
     try:
-        return run.spec().plan.total_steps
+        return run.spec().plan.total_steps or None  # an attached command knows it alone
     except InputError:
         return None
 

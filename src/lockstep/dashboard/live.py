@@ -67,9 +67,9 @@ class LiveRun:
         plan, recipe = self._spec.plan, self._spec.recipe
         found["progress"] = {
             "step": first.get("step"),
-            "steps": plan.total_steps,
+            "steps": plan.total_steps or None,
             "epoch": first.get("epoch"),
-            "epochs": recipe.epochs,
+            "epochs": None if self._spec.options.attached else recipe.epochs,
             "loss": first.get("loss"),
             "images_per_second": first.get("images_per_second"),
         }

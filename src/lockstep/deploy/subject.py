@@ -55,7 +55,7 @@ class Subject:
 def load(run: Run, data_root: Path | str | None = None) -> Subject:
     """The run's model as it ended; one line says what to do where there is none."""
     spec = run.spec()
-    if spec.options.script:
+    if spec.options.own_loop:
         raise InputError(
             f"run {run.id} is a training loop of your own: Lockstep does not know its model; "
             "name it in a recipe (model=path/to/file.py:callable) and train that"

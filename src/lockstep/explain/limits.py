@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from lockstep.explain import blocks
+from lockstep.explain import attached, blocks
 from lockstep.explain.evidence import Evidence
 from lockstep.explain.finding import Finding
 from lockstep.explain.speedup import crowded, known_cores
@@ -193,7 +193,9 @@ def _from_run(evidence: Evidence) -> Iterator[Finding]:
     )
     surely = low > MARGIN_RATIO * step
     measure = (
-        "" if evidence.spec.options.script else f"; see what it is worth: lockstep explain {evidence.run.id} --measure"
+        ""
+        if evidence.spec.options.own_loop
+        else f"; see what it is worth: lockstep explain {evidence.run.id} --measure"
     )
     if crowded(evidence):
         placement = evidence.spec.placement
@@ -203,13 +205,16 @@ def _from_run(evidence: Evidence) -> Iterator[Finding]:
             next=f"leave threads out{measure}",
             figures={"cause": "threads"},
         )
+    if evidence.spec.options.attached is not None:
+        yield from attached.suspects(evidence)
     if data > WORTH * step:
         on = augmentations(evidence)
+        seen, advice = attached.loader(evidence) or ("", "make the batches in advance")
         yield Finding(
             verdict=f"the loader takes {percent(data / step)} of a step",
-            why=f"{duration(data)} of {duration(step)} until the batch is there"
+            why=f"{duration(data)} of {duration(step)} until the batch is there{seen}"
             + (f"; on: {', '.join(on)}" if on else ""),
-            next=f"{'try it with less of ' + ', '.join(on) if on else 'make the batches in advance'}{measure}",
+            next=f"{'try it with less of ' + ', '.join(on) if on else advice}{measure}",
             cost=data / step,
             interval=(low / step, high / step) if surely else None,
             cause="loader" if surely else "",

@@ -21,6 +21,11 @@ ADVICE = {
     "logging": "put the runs on a faster disk (--runs)",
     "checkpoints": "--checkpoint-every with a larger number",
 }
+OWN_LOOP = {
+    "evaluation": "evaluate less often, or on fewer samples",
+    "logging": "put the runs on a faster disk (--runs)",
+    "checkpoints": "save less often",
+}
 SECONDS = {"evaluation": "eval_seconds", "logging": "logging_seconds"}
 
 
@@ -45,7 +50,7 @@ def _between(evidence: Evidence) -> Iterator[Finding]:
         verdict=f"{percent(share)} of the run is {largest}, between its steps",
         why=", ".join(f"{name} {duration(value)}" for name, value in seconds.items())
         + f" of {duration(whole)}{_told(interval, f'over {len(epochs)} epochs')}",
-        next=ADVICE[largest],
+        next=(OWN_LOOP if evidence.spec.options.own_loop else ADVICE)[largest],
         cost=share,
         interval=interval,
         cause=largest if surely else "",
@@ -75,7 +80,7 @@ def _within(evidence: Evidence) -> Iterator[Finding]:
         verdict=f"{percent(found.value)} of a step is beside its phases: {duration(found.value * step)} that belong to none of them",
         why=f"printing, logging, reading a loss, or Python around a short step{_told(found.ends, 'over blocks of steps')}",
         next="log every few steps, and from another thread"
-        if evidence.spec.options.script
+        if evidence.spec.options.own_loop
         else "a larger batch, so that it weighs less",
         cost=found.value,
         interval=found.ends,

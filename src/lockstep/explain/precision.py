@@ -17,6 +17,8 @@ from lockstep.units import counted, points
 
 
 def answer(evidence: Evidence) -> Iterator[Finding]:
+    if evidence.spec.options.attached is not None:  # nor is its number format
+        return
     mine = evidence.spec.recipe.precision
     alike = [run for run in (evidence.run, *evidence.peers) if _alike(run, evidence)]
     formats = sorted({run.spec().recipe.precision for run in alike} - {"fp32"})

@@ -21,6 +21,8 @@ METRIC = "seconds_to_target"
 
 
 def answer(evidence: Evidence) -> Iterator[Finding]:
+    if evidence.spec.options.attached is not None:  # what it learns, and on what, is not known
+        return
     groups = [group for group in _settings(evidence) if group.done and _task(group.spec) == _task(evidence.spec)]
     if len(groups) < 2:
         yield _alone(evidence)

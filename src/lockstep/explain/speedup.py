@@ -209,7 +209,7 @@ def _from_run(evidence: Evidence) -> Finding:
         why=f"exchange {_with(exchange, ends['exchange'])}, waiting {_with(waiting, ends['waiting'])} of {duration(step)}, timed within "
         "the run's own steps (mean and 95 % interval over blocks of them)",
         next=f"lockstep explain {evidence.run.id} --measure"
-        if evidence.spec.options.script is None
+        if not evidence.spec.options.own_loop
         else "exchange less often, or over a faster backend",
         cost=exchange / step if surely else 0.0,
         interval=_share(timed.ends, step) if surely else None,

@@ -74,7 +74,7 @@ def facts(chosen: Chosen) -> Facts:
     return Facts(
         id=run.id,
         state=status["state"],
-        settings={key: one for key, one in cells(dotted(spec.recipe, spec.placement)).items() if one not in (None, "")},
+        settings={key: one for key, one in cells(dotted(*spec.known())).items() if one not in (None, "")},
         curve=curve,
         final=Point(last.epoch, last.step, ended or last.at, _numbers(summary)),
         labels={key: str(value) for key, value in labels.items() if value not in (None, "")},

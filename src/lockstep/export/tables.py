@@ -40,13 +40,14 @@ def columns_of(rows: Sequence[Row]) -> list[str]:
 
 def _run_row(run: Run) -> Row:
     spec, status, summary = run.spec(), run.status(), run.summary() or {}
+    recipe, placement = spec.known()
     return {
         "run": run.id,
         "state": status["state"],
         "cause": status.get("cause"),
         "created": spec.created,
-        **cells({f"recipe.{key}": value for key, value in dotted(spec.recipe).items()}),
-        **cells({f"placement.{key}": value for key, value in dotted(spec.placement).items()}),
+        **cells({f"recipe.{key}": value for key, value in dotted(recipe).items()}),
+        **cells({f"placement.{key}": value for key, value in dotted(placement).items()}),
         **{key: value for key, value in summary.items() if key not in _LEFT_OUT},
         "memory_growth_bytes": memory_of_a_rank(summary),
         "cpu": run.environment().get("cpu"),

@@ -36,19 +36,21 @@ class FolderWatch:
 
 
 @contextmanager
-def signals_as_interrupt() -> Iterator[None]:
-    """SIGTERM and SIGHUP stop a run as Ctrl-C does: in order, keeping what was measured."""
+def signals_as_interrupt() -> Iterator[list[int]]:
+    """SIGTERM and SIGHUP stop a run as Ctrl-C does: in order, keeping what was measured. The list is of those that came."""
+    received: list[int] = []
 
     def interrupt(number: int, frame: Any) -> None:
+        received.append(number)
         raise KeyboardInterrupt
 
     try:
         before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
     except ValueError:  # not in the main thread (a notebook, a test runner): leave them as they are
-        yield
+        yield received
         return
     try:
-        yield
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lockstep import shapes
+from lockstep.inside.layout import HEAD, STEP
+from lockstep.inside.layout import PHASES as PHASES
+from lockstep.inside.layout import WARMUP_STEPS as WARMUP_STEPS
 from lockstep.reading import Damaged, read_file, read_record, read_records
 from lockstep.run import Run
 
@@ -40,13 +42,8 @@ ROW = np.dtype(
         ("correct", "<i8"),
     ]
 )
-PHASES = ("data", "forward", "backward", "exchange", "optimizer")
-WARMUP_STEPS = 10
 # Ten years in nanoseconds: no step takes longer, and sums of larger values would overflow.
 MOST_NS = 10 * 365 * 24 * 3600 * 10**9
-
-_HEAD = struct.Struct("<qiiqqqqqqqq")
-_STEP = struct.Struct("<q")
 
 
 class StepLog:
@@ -89,8 +86,8 @@ class StepLog:
         """The row of the next step."""
         offset = self.count * ROW.itemsize
         self.count += 1
-        _HEAD.pack_into(self._map, offset, 0, epoch, self.count <= WARMUP_STEPS, samples, start_ns, *phases, total_ns)
-        _STEP.pack_into(self._map, offset, self._before + self.count)
+        HEAD.pack_into(self._map, offset, 0, epoch, self.count <= WARMUP_STEPS, samples, start_ns, *phases, total_ns)
+        STEP.pack_into(self._map, offset, self._before + self.count)
 
     def flush(self) -> None:
         """On a GPU: copy the losses of the steps so far into the file. It waits for the device, so it is not called every step."""

@@ -106,6 +106,12 @@ class RunView(Run):
         """The phases of a step in nanoseconds, as timed."""
         return self._once("phases", lambda: phases.step_phases(self.all_steps()))
 
+    def attached(self) -> dict[str, Any]:
+        """What the first rank of an attached command has told of itself (inside/recorder.py); empty for every other run."""
+        beats = self._once("beats", self.rank_statuses)
+        found = beats[0].get("attached") if beats else None
+        return found if isinstance(found, dict) else {}
+
     def ways(self) -> dict[str, Way]:
         """What `lockstep explain --measure` has measured for this run, by name; empty if nothing."""
         return self._once("ways", lambda: read(self.folder / BESIDE))

@@ -50,6 +50,8 @@ def _state(group: Group) -> Said:
     return Said(
         question="state",
         verdict=f"{first.state}: {first.cause}" if first.cause else f"{first.state}, and not ended yet",
-        why=f"{epochs} of {first.spec.recipe.epochs} epochs are on record",
+        why="its epochs are not known"
+        if first.spec.options.attached
+        else f"{epochs} of {first.spec.recipe.epochs} epochs are on record",
         next=f"lockstep show {first.run.id}",
     )

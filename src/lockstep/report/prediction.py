@@ -20,7 +20,7 @@ def predicted(base: Spec, most_cores: int, weak: Sequence[bool]) -> tuple[list[S
     from lockstep.predict.here import as_asked, here
     from lockstep.predict.scaling import table
 
-    if not weak or base.plan.ranks != 1 or base.options.script:
+    if not weak or base.plan.ranks != 1 or base.options.own_loop:
         return [], ""
     try:
         recipe, placement, _ = here(base.recipe, as_asked(base))

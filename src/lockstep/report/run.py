@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from lockstep import units
-from lockstep.measure.phases import NAMES, Parts, phases_line
+from lockstep.measure.phases import NAMES, TIMED, Parts, phases_line
 from lockstep.measure.view import RunView
 from lockstep.metrics import METRICS, RECORDED
 from lockstep.placement import changes_mathematics, unknown_mathematics
@@ -33,15 +34,17 @@ def facts(run: RunView) -> Facts:
     place = " x ".join(units.counted(*size) for size in sizes)
     phases = run.phases()
     last = f" (last batch {plan.last_batch})" if plan.last_batch != plan.global_batch else ""
+    by_epoch = f"{plan.steps_per_epoch:,} an epoch{last}, " if plan.steps_per_epoch else ""
     figures = ("accuracy", "seconds", "images_per_second", "memory_of_a_rank")
     found = [
         ("state", run.state),
         ("cause", run.cause),
-        ("model and data", f"{spec.recipe.model} on {spec.recipe.data}"),
+        ("command", shlex.join(spec.options.attached or [])),
+        ("model and data", "" if spec.options.attached else f"{spec.recipe.model} on {spec.recipe.data}"),
         ("placement", f"{place}, {placement.launcher}, {placement.backend}, {placement.strategy}"),
-        ("global batch", f"{plan.global_batch} = {plan.division()}"),
+        ("global batch", plan.batch_text()),
         ("divided in the end", " + ".join(map(str, summary.get("shares") or [])) if placement.shares == "auto" else ""),
-        ("steps", f"{plan.steps_per_epoch:,} an epoch{last}, {plan.total_steps:,} in all"),
+        ("steps", f"{by_epoch}{plan.total_steps:,} in all"),
         *((METRICS[name].label, METRICS[name].text(METRICS[name].of(run, None))) for name in figures),
         ("a step takes", phases_line(phases) if phases else ""),
         (
@@ -54,7 +57,40 @@ def facts(run: RunView) -> Facts:
     return [(label, value) for label, value in found if value not in ("–", "")]
 
 
-ASIDE = (("compiling took", "compile_seconds"), ("checkpoints took", "checkpoint_seconds"))
+def attached_lines(run: RunView, summary: dict[str, Any], phases: dict[str, Any]) -> list[str]:
+    """An attached command in a few lines: the answer first, then the split of a step, then what lies between the steps."""
+    mean, step = phases["mean_ns"], phases["step_ns"]["mean"] / 1e9
+    steps, ranks = int(summary.get("steps") or 0), run.ranks
+    largest = max(TIMED, key=lambda name: float(mean[name]))
+    on = f" on {ranks} ranks" if ranks > 1 else ""
+    found = [
+        f"lockstep: {units.counted(steps, 'step')}{on}, {units.duration(step)} a step; "
+        f"most of it is {largest} ({units.percent(mean[largest] / mean['total'])})"
+    ]
+    found += [
+        f"  {name:<10}{units.duration(mean[name] / 1e9):>10}  {mean[name] / mean['total']:>6.1%}" for name in TIMED
+    ]
+    between = [f"{what} {units.duration(summary[key])}" for what, key in BETWEEN if summary.get(key)]
+    found += [f"between the steps: {', '.join(between)}"] if between else []
+    hooks = float(summary.get("hook_seconds") or 0.0)
+    if hooks and steps:
+        share = hooks / float(summary["train_seconds"])
+        found.append(f"the hooks took about {units.duration(hooks / steps)} of a step ({units.percent(share)})")
+    if mean["other"] > OTHER_WORTH * mean["total"] and not run.attached().get("loader"):
+        found.append("other: no DataLoader was seen, so batches that the script makes by hand are in it")
+    if not run.spec().plan.global_batch:
+        found.append(f"global batch: {run.spec().plan.batch_text()}")
+    return found
+
+
+# From this share on, people ask what it is.
+OTHER_WORTH = 0.05
+BETWEEN = (("evaluation", "eval_seconds"), ("checkpoints", "checkpoint_seconds"))
+ASIDE = (
+    ("compiling took", "compile_seconds"),
+    ("checkpoints took", "checkpoint_seconds"),
+    ("our hooks took", "hook_seconds"),
+)
 
 
 def _agreement(ranks: int, summary: dict[str, Any]) -> str:
@@ -74,7 +110,7 @@ def notes(run: RunView) -> list[str]:
     found = [
         spec.plan.lr_note,
         f"changes the mathematics: {changed}" if changed else "",
-        unknown_mathematics(spec.placement),
+        None if spec.options.attached else unknown_mathematics(spec.placement),
         *model_lines(run),
         _numbers(spec.recipe.precision, (run.summary() or {}).get("numbers")),
     ]

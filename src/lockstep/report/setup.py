@@ -52,7 +52,7 @@ _ALWAYS = (
 def settings(subject: Subject) -> tuple[Table | None, Table]:
     """What differs between the cells, and what they share (only what is not as usual)."""
     specs = {group.name: group.spec for group in subject.groups if group.samples or group.measured}
-    cells = {name: dotted(spec.recipe, spec.placement) for name, spec in specs.items()}
+    cells = {name: dotted(*spec.known()) for name, spec in specs.items()}
     keys = list(dict.fromkeys(key for cell in cells.values() for key in cell))
     differing = [key for key in keys if key != "seed" and len({_word(cell.get(key)) for cell in cells.values()}) > 1]
     usual, first = dotted(Recipe(), Placement()), next(iter(cells.values()), {})
@@ -75,7 +75,7 @@ def settings(subject: Subject) -> tuple[Table | None, Table]:
 
 
 def _row(key: str, values: Sequence[Any]) -> list[Cell]:
-    owner = "recipe" if key.partition(".")[0] in Recipe.__struct_fields__ else "placement"
+    owner = "placement" if key.partition(".")[0] in Placement.__struct_fields__ else "recipe"
     return [Cell(text=text) for text in (key, owner, *map(_word, values))]
 
 
@@ -139,6 +139,9 @@ def study_words(folder: str, study: str, repeats: int) -> list[str]:
 
 def run_words(spec: Spec) -> list[str]:
     """`lockstep run` with every setting that is not as usual: what was resolved for one machine is stated for all."""
+    if spec.options.attached is not None:
+        batch = ["--batch", str(spec.plan.global_batch)] if spec.plan.global_batch else []
+        return ["lockstep", "attach", *batch, "--", *spec.options.attached]
     words = ["lockstep", "run"]
     if spec.options.script:
         words.append(spec.options.script)

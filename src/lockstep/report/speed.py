@@ -97,13 +97,15 @@ def _key(group: Group, base: Group) -> tuple[str, str]:
     spec, other = group.spec, base.spec
     if spec.plan.ranks == other.plan.ranks:
         kind = "more threads"
+    elif not spec.plan.global_batch or not other.plan.global_batch:
+        kind = "batch not known"
     elif spec.plan.global_batch == other.plan.global_batch:
         kind = STRONG
     elif spec.plan.global_batch * other.plan.ranks == other.plan.global_batch * spec.plan.ranks:
         kind = WEAK
     else:
         kind = "other batch"
-    rest = [(key, one) for key, one in dotted(spec.recipe, spec.placement).items() if key not in _FREE]
+    rest = [(key, one) for key, one in dotted(*spec.known()).items() if key not in _FREE]
     return kind, str(sorted(rest))
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+from typing import Any
+
 import msgspec
 
 from lockstep import shapes
@@ -10,6 +13,8 @@ from lockstep.plan import Plan
 from lockstep.recipe import Recipe
 
 FORMAT = 1
+# What of its placement an attached command shows.
+SEEN = ("launcher", "hosts", "ranks", "threads", "device", "backend", "strategy")
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +53,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     script: str | None = None
     """The user's own training loop, instead of the recipe's."""
     script_args: list[str] = []
+    attached: list[str] | None = None
+    """The command of a training that Lockstep only looks at (attach/): what it computes is known to itself."""
     probe: Probe | None = None
     turns: bool = False
     """Instead of training to an end, take windows of steps when asked (training/turns.py)."""
@@ -55,6 +62,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Keep the timeline of N steps after warm-up (docs/timeline.md)."""
     profile: int | None = None
     """Let torch's profiler look at the N steps after those."""
+
+    @property
+    def own_loop(self) -> bool:
+        """Whether the loop is the user's own, which only the user can change."""
+        return self.script is not None or self.attached is not None
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +107,15 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(
                 f"{self.plan.ranks} planned ranks, {self.placement.ranks} on {self.placement.hosts} hosts do not go together"
             )
+
+    def known(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The settings of recipe and placement. Of an attached command those that were seen or told: the others are not defaults, but unknown."""
+        recipe, placement = msgspec.to_builtins(self.recipe), msgspec.to_builtins(self.placement)
+        if self.options.attached is None:
+            return recipe, placement
+        told = ("model", "global_batch") if self.plan.global_batch else ("model",)
+        command = shlex.join(self.options.attached)
+        return {"command": command, **{key: recipe[key] for key in told}}, {key: placement[key] for key in SEEN}
 
     def decisions(self) -> list[tuple[str, str, str]]:
         """Setting, value and reason of everything that Lockstep decided; what is not a setting of its own has no value."""

@@ -186,7 +186,7 @@ def _cell(
         "ranks": spec.placement.ranks,
         "threads": spec.placement.threads,
         "cores": group.cores,
-        "global_batch": spec.plan.global_batch,
+        "global_batch": spec.plan.global_batch or None,
         "recipe_differs_in": [] if ours else fairness.what_differs(group, base),
         "evaluation_seconds": group.time.evaluation if group.time else None,
     }

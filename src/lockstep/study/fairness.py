@@ -24,7 +24,7 @@ def notes(groups: Sequence[Group]) -> list[str]:
 
 def what_differs(cell: Group, baseline: Group) -> list[str]:
     """The recipe keys that differ, except the seed; if any do, the computation differs. Placement keys do not count."""
-    ours, theirs = dotted(cell.spec.recipe), dotted(baseline.spec.recipe)
+    ours, theirs = (dotted(each.spec.known()[0]) for each in (cell, baseline))
     keys = sorted(ours.keys() | theirs.keys())
     return [key for key in keys if key != "seed" and ours.get(key) != theirs.get(key)]
 
@@ -64,13 +64,15 @@ def _batch(cells: Cells) -> list[str]:
     rules = set()
     for cell in cells:
         plan = cell.spec.plan
+        if not plan.global_batch:  # an attached command's own affair
+            continue
         by_ranks.setdefault(plan.ranks, set()).add(plan.global_batch)
         rules.add(cell.spec.recipe.lr_rule)
     batches = {batch for found in by_ranks.values() for batch in found}
     same_sets = len({frozenset(found) for found in by_ranks.values()}) == 1
     if len(by_ranks) < 2 or len(batches) < 2 or same_sets:
         return []
-    first = cells[0].spec.plan
+    first = next(cell.spec.plan for cell in cells if cell.spec.plan.global_batch)
     share = first.global_batch // first.ranks
     grown = ", ".join(
         f"{counted(ranks, 'rank')}: {'/'.join(map(str, sorted(found)))}" for ranks, found in sorted(by_ranks.items())

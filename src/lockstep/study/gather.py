@@ -175,8 +175,8 @@ def of_runs(runs: Sequence[Run]) -> list[Group]:
                 raise
             found[run.id] = Group(run.id, planned=1, unstarted=[str(error)])
             continue
-        content = dotted(spec.recipe, spec.placement)
-        seed = content.pop("seed")
+        content = dotted(*spec.known())
+        seed = content.pop("seed", spec.recipe.seed)
         name = json.dumps(content, sort_keys=True)
         keys[name] = content
         group = found.setdefault(name, Group(name))

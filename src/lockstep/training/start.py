@@ -18,8 +18,9 @@ from pathlib import Path
 import torch
 
 from lockstep.backends import group
-from lockstep.backends.ranks import MPICH, OPEN_MPI, TORCHRUN, Rank
+from lockstep.backends.ranks import Rank
 from lockstep.errors import InputError, RunFailed
+from lockstep.inside.launchers import MPICH, OPEN_MPI, TORCHRUN
 from lockstep.placement import Placement
 from lockstep.plan import plan
 from lockstep.recipe import Recipe

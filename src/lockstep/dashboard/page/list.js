@@ -66,7 +66,8 @@ function tickedChanged() {
 function progressOf(row) {
   if (row.state !== "running" && row.state !== "starting") return row.epochs ? `${row.epochs} epoch${row.epochs > 1 ? "s" : ""}` : "–";
   if (!row.step) return "starting";
-  return element("span", { class: "progress" }, meter(row.step, row.steps, `Progress of ${row.id}`), element("small", {}, `epoch ${row.epoch}, step ${fixed(row.step, 0)} of ${fixed(row.steps || 0, 0)}`));
+  return element("span", { class: "progress" }, row.steps ? meter(row.step, row.steps, `Progress of ${row.id}`) : null,
+    element("small", {}, `${row.epoch ? `epoch ${row.epoch}, ` : ""}step ${fixed(row.step, 0)}${row.steps ? ` of ${fixed(row.steps, 0)}` : ""}`));
 }
 
 function rowOf(row) {

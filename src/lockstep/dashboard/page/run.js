@@ -58,13 +58,13 @@ function drawState(state) {
   const { progress } = state;
   const underWay = state.state === "running" || state.state === "starting";
   const said = underWay ? [
-    progress.step ? ["step", `${fixed(progress.step, 0)} of ${fixed(progress.steps, 0)}`] : null,
+    progress.step ? ["step", `${fixed(progress.step, 0)}${progress.steps ? ` of ${fixed(progress.steps, 0)}` : ""}`] : null,
     progress.epoch ? ["epoch", `${progress.epoch} of ${progress.epochs}`] : null,
     progress.loss ? ["loss, last 50 steps", written(progress.loss)] : null,
     progress.images_per_second ? ["rank 0", written(progress.images_per_second, "rate")] : null,
     ["sign of life", state.ranks.length ? age(Math.min(...state.ranks.map((rank) => rank.time))) : "none yet"],
   ] : [["since", age(state.since) || "–"]];
-  fill(facts, badge(state.state), underWay && progress.step ? meter(progress.step, progress.steps, "Progress of the run") : null,
+  fill(facts, badge(state.state), underWay && progress.step && progress.steps ? meter(progress.step, progress.steps, "Progress of the run") : null,
     ...said.filter(Boolean).map(([label, value]) => element("span", { class: "fact" }, element("span", { class: "label" }, label), " ", value)));
   cause.textContent = state.cause;
   stopButton.hidden = !underWay;

@@ -1,0 +1,97 @@
+"""Python runs this first in every process of an attached command. It does nothing until that process imports torch.
+
+A `sitecustomize` that the user's environment has is run as if ours were not there.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec, spec_from_file_location
+
+TYPE_CHECKING = False  # every Python process of the command would pay for importing typing
+if TYPE_CHECKING:
+    from typing import Any
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+RUN = "LOCKSTEP_ATTACH"
+"""In the environment: the run folder."""
+PACKAGE = "lockstep_attached"
+"""What lockstep.inside is called here, where there may be no Lockstep, or another one."""
+WATCHED = "torch", "safetensors"
+
+
+class Watcher:
+    """On the list of those whom Python asks for a module: it finds none itself, but is told when one has been imported."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._hooks: Any = None
+        self._asking = False
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if not name.startswith(WATCHED) or not self._has_a_hook(name):
+            return None
+        others = (finder for finder in list(sys.meta_path) if finder is not self)
+        spec = next((found for finder in others if (found := finder.find_spec(name, path, target))), None)
+        if spec is None or spec.loader is None:
+            return None
+        loader = spec.loader
+        run_module = loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            del loader.exec_module
+            run_module(module)
+            self._hooks.imported(name, module)
+
+        loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+    def _has_a_hook(self, name: str) -> bool:
+        if self._hooks is None and name == "torch":
+            try:
+                self._hooks = _load().Hooks(self._run)
+            except Exception as error:
+                sys.meta_path.remove(self)
+                _complain(error)
+        return self._hooks is not None and name in self._hooks.by_module
+
+
+def _complain(error: Exception) -> None:
+    sys.stderr.write(f"lockstep attach: this process is not recorded: {type(error).__name__}: {error}\n")
+
+
+def _load() -> Any:
+    folder = os.path.dirname(HERE)
+    spec = spec_from_file_location(PACKAGE, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder])
+    assert spec is not None
+    assert spec.loader is not None
+    package = module_from_spec(spec)
+    sys.modules[PACKAGE] = package
+    spec.loader.exec_module(package)
+    return import_module(f"{PACKAGE}.hooks")
+
+
+def _watch() -> None:
+    run = os.environ.get(RUN)
+    if run and "torch" not in sys.modules:
+        sys.meta_path.insert(0, Watcher(run))
+
+
+def _run_the_users_own() -> None:
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != HERE]
+    spec = PathFinder.find_spec("sitecustomize", sys.path)
+    if spec is not None and spec.loader is not None:
+        module = module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+if os.environ.get(RUN):
+    try:
+        _watch()
+    except Exception as problem:
+        _complain(problem)
+    _run_the_users_own()
