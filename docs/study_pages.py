@@ -53,6 +53,11 @@ FOOT = """
 | D | nodes x cores: time, accuracy | [topology](topology.md), [scaling](scaling.md); what it leaves open: [d-open-settings](d-open-settings.md) |
 | D | quantization-aware training; sizes, inference and memory of int8 | [quantization](quantization.md) |
 """
+# What the records do not say of themselves.
+NOTES = {
+    "cifar": "The training with batch 32 each shared the machine with other work, and stood still for minutes: its accuracies are sound, its "
+    "times are not. The race was held before the kernels of wide layers became faster (docs/kernels.md)."
+}
 WORDS = ("agrees", "differs", "not settled", "not measured here")
 
 
@@ -111,7 +116,7 @@ def page(folder: StudyFolder, document: dict[str, Any]) -> str:
         if cell["left_out"]:
             lines.append(f"- Left out, `{cell['cell']}`: {cell['left_out']}")
         lines += [f"- Failed, `{cell['cell']}`: {failure}" for failure in cell["failed"]]
-    lines += [f"- {text}" for text in document["fairness"]]
+    lines += [f"- {text}" for text in (*document["fairness"], *([NOTES[folder.name]] if folder.name in NOTES else []))]
     if document["effects"]:
         lines += ["", "## What each factor does", "", *effects_table(document), ""]
     for published, stated in zip(document["published"], folder.read().study.published, strict=True):
