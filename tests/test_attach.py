@@ -953,7 +953,7 @@ def test_other_trainers(
         assert (run.summary() or {})["eval_seconds"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 def test_a_step_costs_at_most_one_percent_more(cli: Cli) -> None:
     """What the hooks say of themselves, on a step of some milliseconds; benchmarks compare it with a script that has none."""
     write(cli, "plain", HEAD.replace("64, 256", "64, 2048").replace("256, 10", "2048, 10") + PLAIN * 4 + TAIL)
