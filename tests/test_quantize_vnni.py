@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.deploy import engines, vnni
+from lockstep.deploy import engines, kernels, vnni
 from lockstep.deploy.kernels import LayerSpec
 from lockstep.deploy.vnni import VnniBytes, VnniLayer, can_compute
 from lockstep.errors import InputError
@@ -160,7 +160,7 @@ def test_other_layers_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not can_compute(spec._replace(arguments=[[1, 1], [1, 0], [1, 1], 1]))
     assert not can_compute(spec._replace(arguments=[[1, 1], [3, 3], [1, 1], 1]))
     assert not can_compute(spec_of((16, 16, 3, 1), 0, True, 127))
-    monkeypatch.setattr(vnni, "cpu_flags", lambda: frozenset({"avx2"}))
+    monkeypatch.setattr(kernels, "cpu_flags", lambda: frozenset({"avx2"}))
     with pytest.raises(InputError, match="--engine vnni: it needs a CPU with AVX512-VNNI; here are: onednn, "):
         engines.check("vnni")
 

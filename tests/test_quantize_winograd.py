@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.deploy import engines, winograd
+from lockstep.deploy import engines, kernels, winograd
 from lockstep.deploy.kernels import LayerSpec
 from lockstep.deploy.winograd import WinogradConv, can_compute
 from lockstep.errors import InputError
@@ -95,6 +95,6 @@ def test_other_layers_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not can_compute(spec._replace(arguments=[[1, 1], [2, 2], [1, 1], 1]), True)
     assert not can_compute(spec_of(10, 16, 1, True, 127), True)
     assert not can_compute(spec_of(16, 3, 1, True, 127), True)
-    monkeypatch.setattr(winograd, "cpu_flags", lambda: frozenset({"sse2"}))
+    monkeypatch.setattr(kernels, "cpu_flags", lambda: frozenset({"sse2"}))
     with pytest.raises(InputError, match="--engine winograd: it needs a CPU with AVX2; here are: onednn, "):
         engines.check("winograd")

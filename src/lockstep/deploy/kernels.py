@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lockstep.machine.cpu import allowed_flags, cpu_flags
+from lockstep.machine.native_code import compiler, has_compiler
 from lockstep.quantize.layers import batch_integers
 from lockstep.quantize.scheme import Numbers, input_integers
 from lockstep.torch_private import onednn, per_channel_quantized, per_tensor_quantized, quantized
@@ -78,6 +80,15 @@ def pool_arguments(given: list[Any]) -> list[Any]:
     stride = pair(given[1]) if len(given) > 1 and given[1] not in ([], None) else kernel
     padding, dilation = (pair(given[i]) if len(given) > i else [i - 2, i - 2] for i in (2, 3))
     return [kernel, stride, padding, dilation, bool(given[4]) if len(given) > 4 else False]
+
+
+def lacking(needs: set[str], name: str) -> str:
+    """Why compiled kernels that need these instructions cannot run here; empty where they can."""
+    if not cpu_flags() >= needs:
+        return f"it needs a CPU with {name}"
+    if not allowed_flags() >= needs:
+        return f"it needs {name}, which ONEDNN_MAX_CPU_ISA or ATEN_CPU_CAPABILITY forbids"
+    return "" if has_compiler() else f"it needs a C++ compiler ({compiler()})"
 
 
 POOL_BY_TWO = [[2, 2], [2, 2], [0, 0], [1, 1], False]

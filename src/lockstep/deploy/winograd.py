@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lockstep.deploy.kernels import POOL_BY_TWO, LayerSpec, OneDnnKernels, pool_arguments, rounding
+from lockstep.deploy.kernels import POOL_BY_TWO, LayerSpec, OneDnnKernels, lacking, pool_arguments, rounding
 from lockstep.errors import InputError
-from lockstep.machine.cpu import allowed_flags, cpu_flags
-from lockstep.machine.native_code import CannotBuild, Library, compiler, has_compiler, load
+from lockstep.machine.native_code import CannotBuild, Library, load
 from lockstep.torch_private import quantized
 
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-mavx2", "-mfma", "-mtune=znver3")
@@ -34,11 +33,7 @@ QUARTER = 0.25
 
 def why_not() -> str:
     """Why the kernel cannot run here; empty where it can."""
-    if not cpu_flags() >= NEEDS:
-        return "it needs a CPU with AVX2"
-    if not allowed_flags() >= NEEDS:
-        return "it needs AVX2, which ONEDNN_MAX_CPU_ISA or ATEN_CPU_CAPABILITY forbids"
-    return "" if has_compiler() else f"it needs a C++ compiler ({compiler()})"
+    return lacking(NEEDS, "AVX2")
 
 
 @cache

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from lockstep.explain.evidence import Evidence
 from lockstep.explain.finding import Finding
 from lockstep.measure.phases import NAMES
-from lockstep.units import duration, percent
+from lockstep.units import counted, duration, percent
 
 
 def answer(evidence: Evidence) -> Iterator[Finding]:
@@ -22,6 +22,6 @@ def answer(evidence: Evidence) -> Iterator[Finding]:
     )
     yield Finding(
         verdict=f"most of a step is {largest}: {duration(mean[largest])} of {duration(mean['total'])}",
-        why=f"mean over {len(parts)} ranks and {steps:,} steps: {share}",
+        why=f"mean over {counted(len(parts), 'rank')} and {counted(steps, 'step')}: {share}",
         figures={"mean_s": mean, "max_s": most, "ranks": parts, "steps": steps},
     )

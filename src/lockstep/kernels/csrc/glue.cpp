@@ -77,8 +77,8 @@ struct Job {
     });
   }
 
-  // Whether each part packs all the weights for itself. Cores that share no cache read slowly what the other has just written: on two of them
-  // a step of cifar-vgg takes an eighth less time so. It does not pay for parts of a few images, and has to fit into memory.
+  // Whether each part packs all the weights for itself. A core may be slow to read what another has just written: on two of them (Zen 4)
+  // the wide layers of cifar-vgg take a twelfth less time so. It does not pay for parts of a few images, and has to fit into memory.
   bool packs_alone(int64_t parts) const {
     return parts > 1 && p.batch >= 8 * parts && parts * algorithm->weights_size(p) * kReal <= kMostMemory;
   }
