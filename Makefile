@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo fuzz test test-all lint format map bench clean
+.PHONY: help setup demo fuzz test test-all lint format map docs bench clean
 
 help:  ## List the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -35,7 +35,7 @@ test: $(VENV)/.tools  ## Run the fast tests: all but those that need a compiler,
 
 # Slurm and a browser come from the system's packages, where we may install them; without them, their tests are skipped and say so.
 # What judges a measurement (`alone`) has the machine to itself: tests/contending.py.
-test-all: $(VENV)/.tools  ## Run every test; CI runs this.
+test-all: $(VENV)/.tools $(VENV)/.docs  ## Run every test; CI runs this.
 	@bash .ci/packages slurm "slurmctld slurmd sbatch munged" "slurmctld slurmd slurm-client munge"
 	@bash .ci/packages browser "chromium" "chromium fonts-dejavu-core"
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not alone' --durations=25
@@ -57,6 +57,15 @@ format: $(VENV)/.tools  ## Rewrite the code in the house style.
 
 map: setup  ## Write docs/map.md from the source.
 	@$(BIN)/python docs/code_map.py
+
+$(VENV)/.docs: $(VENV)/.installed
+	@$(BIN)/python .ci/install.py "installing what builds the pages" --editable '.[docs]'
+	@touch $@
+
+# A link that leads nowhere, or a page that is in no table of contents, is an error.
+docs: $(VENV)/.docs  ## Build the documentation as a site: build/docs/index.html.
+	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
+	@echo "the site is in build/docs/index.html"
 
 # ONNX Runtime is a peer that it measures.
 $(VENV)/.peers: $(VENV)/.installed

@@ -19,7 +19,7 @@ SOURCE = ROOT / "src/lockstep"
 # A room may import every room in the rows below its own. Beside it in the same row it may import only what stands behind its arrow.
 # Folders end with a slash.
 ROWS = """
-lockstep
+lockstep    __main__
 cli/
 dashboard/
 report/

@@ -285,6 +285,12 @@ def test_finding_a_run(cli: Cli) -> None:
     assert "no run 'x'" in cli.error("show", "x", code=2)
     assert "one  done" in cli("show", "on").stdout
     assert "one  done" in cli("show", str(cli.runs / "one")).stdout
+    assert "other  done" in cli("show", "her").stdout, "the end of an id"
+    cli.run(*SHORT, "max_steps=1", "--name", "newest")
+    assert "newest  done" in cli("show", "last").stdout
+    assert "other  done" in cli("show", "last~1").stdout, "of two runs of one moment, the name decides"
+    assert "'last~2' is the oldest" in cli.error("show", "last~3", code=2)
+    assert "stands for the newest run" in cli.error("run", *SHORT, "--name", "last~1", code=2)
 
 
 def test_a_closed_pipe_is_not_an_error(cli: Cli) -> None:

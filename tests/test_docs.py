@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from lockstep.cli.commands import COMMANDS
 from lockstep.settings import all_keys
+from support import Cli
 
 ROOT = Path(__file__).parents[1]
 DECISIONS = sorted(ROOT.glob("docs/decisions/*.md"))
@@ -126,3 +128,28 @@ def test_decisions_are_numbered_and_listed() -> None:
 def test_the_map_is_up_to_date() -> None:
     done = subprocess.run([sys.executable, ROOT / "docs/code_map.py", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_command_of_the_tutorial_works(cli: Cli) -> None:
+    """In their order, in one folder. What a race or a study finds on this machine is not judged."""
+    commands = re.findall(r"^    \$ lockstep (.+)$", (ROOT / "docs/tutorial.md").read_text(), re.MULTILINE)
+    assert len(commands) >= 8
+    for command in commands:
+        done = cli(*shlex.split(command), timeout=600)
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    """A link that leads nowhere, an anchor that is not there, or a page in no table of contents is one."""
+    pytest.importorskip("sphinx", reason="needs Sphinx: make docs")
+    words = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html"]
+    done = subprocess.run(
+        [*words, "-d", tmp_path / "trees", ROOT / "docs", tmp_path / "site"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")}
+    assert pages <= {path.stem for path in (tmp_path / "site").glob("*.html")}
+    assert "--budget" in (tmp_path / "site" / "cli.html").read_text(), "the commands' own options"

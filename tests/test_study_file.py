@@ -6,6 +6,7 @@ import json
 import os
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -162,6 +163,13 @@ def test_every_published_experiment_has_its_study() -> None:
     assert {study.name for study in builtin.find("published")} == wanted
 
 
+def test_the_study_of_the_fused_kernel_fuses_only_what_it_calls_fused() -> None:
+    (study,) = builtin.find("fused-kernel")
+    assert {cell: study.settings(cell)[0].fused for cell in study.all_cells()} == {
+        cell: cell.endswith("fused") for cell in study.all_cells()
+    }
+
+
 @pytest.mark.parametrize("name", builtin.names())
 def test_built_in_studies_are_whole(name: str) -> None:
     (study,) = builtin.find(name)
@@ -313,3 +321,26 @@ def test_what_is_done_and_what_failed_is_not_run_again_and_what_was_killed_is(tm
     name = run_name(planned, planned.items[0], "ranks=2", tmp_path)
     assert name.endswith(planned.items[0].digest)
     assert "/" not in name
+
+
+def test_a_study_of_which_only_variants_were_run_is_found(tmp_path: Path) -> None:
+    def made(changed: float, **how: Any) -> StudyFolder:
+        folder = StudyFolder.of("mine", tmp_path, **how)
+        folder.path.mkdir(parents=True)
+        (folder.path / "study.json").write_text("{}")
+        os.utime(folder.path / "study.json", (changed, changed))
+        return folder
+
+    def found(name: str) -> str | None:
+        folder = StudyFolder.find(name, tmp_path)
+        return folder.name if folder else None
+
+    assert found("mine") is None
+    other = made(1.0, words=("epochs=1",))
+    assert found("mine") == other.name
+    quick = made(2.0, quick=True)
+    assert found("mine") == quick.name == "mine-quick", "the newest variant"
+    assert found("min") is None
+    assert found("mine-quick") == quick.name
+    made(0.0)
+    assert found("mine") == "mine", "the study itself comes before its variants"

@@ -94,8 +94,6 @@ def _plan(argv: Sequence[str], runs: Path | None, name: str | None, batch: int |
     """The folder, as planned. What the command computes, and on how many ranks, is known to itself so far."""
     if name is not None:
         check_name("--name ", name, "run")
-    if name == "last":
-        raise InputError("--name last: that word stands for the newest run: choose another")
     script = script_of(argv)
     safe = "".join(c if c.isalnum() or c in "-_" else "-" for c in script.removesuffix(".py"))[:40]
     identity = name or f"{time.strftime('%Y%m%d-%H%M%S')}-{safe}-attach-{secrets.token_hex(2)}"

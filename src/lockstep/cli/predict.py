@@ -71,7 +71,7 @@ def command(
 ) -> None:
     """Predict a step's time on more ranks, from a cost model fitted on this machine.
 
-    RUN is an id, the beginning of one, a folder, or 'last'; KEY=VALUE changes its recipe or placement. Predictions beyond
+    RUN is an id, its beginning or end, a folder, 'last' or 'last~1'; KEY=VALUE changes its recipe or placement. Predictions beyond
     this host assume more hosts like it, with as many ranks on each, joined by --link.
     """
     if check:

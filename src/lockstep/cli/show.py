@@ -35,7 +35,7 @@ Examples:
 @plot_option
 @json_option
 def command(run: str, runs: Path | None, ranks: bool, operators: bool, plot: bool, as_json: bool) -> None:
-    """Show one run (an id, the beginning of one, a folder, or 'last')."""
+    """Show one run (an id, its beginning or end, a folder, 'last' or 'last~1')."""
     found = Run.find(run, runs_root(runs))
     if operators:
         _operators(found, as_json)

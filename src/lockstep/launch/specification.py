@@ -12,7 +12,6 @@ import msgspec
 from lockstep import models
 from lockstep.data import check_name as check_data_name
 from lockstep.data import open_data
-from lockstep.errors import InputError
 from lockstep.launch.launchers import starts_of
 from lockstep.measure.environment import version_of
 from lockstep.placement import Placement
@@ -61,8 +60,6 @@ def draft_of(
     recipe, placement, why = resolve(recipe, placement, script=bool(options.script))
     if name is not None:
         check_name("--name ", name, "run")
-    if name == "last":
-        raise InputError("--name last: that word stands for the newest run: choose another")
     folder = (runs_root(runs) / (name or new_id(recipe, placement))).absolute()
     return Draft(folder, recipe, placement, options, why)
 

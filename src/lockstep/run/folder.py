@@ -103,7 +103,7 @@ class Run:
 
     @classmethod
     def find(cls, name: str, root: Path) -> Run:
-        """A run by path, by id, by the beginning of its id, or 'last'."""
+        """A run by path, by id, by the beginning or the end of its id, or 'last'."""
         return cls(find_folder(name, root))
 
     @property

@@ -37,6 +37,8 @@ def check_name(option: str, name: str, what: str) -> None:
         raise InputError(
             f"{option}{name[:20]}…: a {what}'s name has at most {LONGEST_NAME} bytes, and this has {len(name.encode())}"
         )
+    if _age(name) is not None:
+        raise InputError(f"{option}{name}: that word stands for the newest {what}: choose another")
 
 
 def new_id(recipe: Recipe, placement: Placement) -> str:
@@ -62,8 +64,8 @@ class _Created(msgspec.Struct):
     created: float
 
 
-def newest(folders: list[Path]) -> Path:
-    """The run that was created last. Names do not tell: people choose them. A damaged run.json counts as the oldest."""
+def by_age(folders: list[Path]) -> list[Path]:
+    """The runs, newest first. Names do not tell: people choose them. A damaged run.json counts as the oldest."""
 
     def created(folder: Path) -> tuple[float, str]:
         try:
@@ -73,22 +75,27 @@ def newest(folders: list[Path]) -> Path:
             moment = -math.inf
         return moment, folder.name
 
-    return max(folders, key=created)
+    return sorted(folders, key=created, reverse=True)
 
 
 def find_folder(name: str, root: Path) -> Path:
-    """A run's folder by path, by id, by the beginning of its id, or 'last'."""
+    """A run's folder by path, by id, by the beginning or the end of its id, or 'last' ('last~1' is the one before it)."""
     if is_file(Path(name) / "run.json"):
         return Path(name)
-    if name != "last" and "/" not in name and is_file(root / name / "run.json"):
+    age = _age(name)
+    if age is None and "/" not in name and is_file(root / name / "run.json"):
         return root / name  # the whole id: no need to look at all the others
     folders = run_folders(root)
     if not folders:
         raise InputError(f"no runs in {root}: start one with 'lockstep run', or name another folder with --runs")
-    if name == "last":
-        return newest(folders)
-    matches = [folder for folder in folders if folder.name == name] or [
-        folder for folder in folders if folder.name.startswith(name)
+    if age is not None:
+        if age >= len(folders):
+            raise InputError(
+                f"'{name}': there are {len(folders)} runs in {root}, so 'last~{len(folders) - 1}' is the oldest"
+            )
+        return by_age(folders)[age]
+    matches = [folder for folder in folders if folder.name.startswith(name)] or [
+        folder for folder in folders if folder.name.endswith(name)
     ]
     if len(matches) == 1:
         return matches[0]
@@ -96,3 +103,11 @@ def find_folder(name: str, root: Path) -> Path:
         first, second = matches[0].name, matches[1].name
         raise InputError(f"'{name}' fits {len(matches)} runs ({first}, {second}, …): write more of the id")
     raise InputError(f"no run '{name}' in {root}: 'lockstep runs' lists them")
+
+
+def _age(name: str) -> int | None:
+    """How many runs are newer than the one that 'last' or 'last~N' names, as git counts commits; None for another name."""
+    if name == "last":
+        return 0
+    number = name.removeprefix("last~")
+    return int(number) if number != name and number.isascii() and number.isdigit() and len(number) < 10 else None

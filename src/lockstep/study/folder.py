@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import re
 import statistics
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,6 +23,8 @@ from lockstep.study.plan import Item, Planned
 from lockstep.text import is_text
 
 ROOM = "studies"
+# What `StudyFolder.of` puts behind a study's name.
+_VARIANT = "(-quick)?(-[0-9a-f]{6})?"
 
 
 class StudyFolder:
@@ -40,13 +43,17 @@ class StudyFolder:
 
     @classmethod
     def find(cls, name: str, runs: Path | None) -> StudyFolder | None:
-        """Find a study by its name, by a path, or 'last'; None if there is no such study."""
+        """Find a study by its name, by a path, or 'last'; None if there is no such study.
+
+        Where only variants of it were run (`study run NAME --quick`), the newest of them.
+        """
         if is_file(Path(name) / "study.json"):
             return cls(Path(name))
         there = list_studies(runs)
-        if name == "last" and there:
-            return max(there, key=lambda study: study.changed)
-        return next((study for study in there if study.name == name), None)
+        exact = [study for study in there if study.name == name]
+        variant = re.compile(re.escape(name) + _VARIANT)
+        found = exact or [study for study in there if name == "last" or variant.fullmatch(study.name)]
+        return max(found, key=lambda study: study.changed, default=None)
 
     @property
     def name(self) -> str:

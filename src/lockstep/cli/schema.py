@@ -1,0 +1,27 @@
+"""`lockstep schema`: what an editor needs to complete and check recipe and study files."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+EPILOG = """\b
+Examples:
+  lockstep schema recipe > recipe.schema.json
+  lockstep schema study > study.schema.json
+
+\b
+Editors with a TOML language server (taplo: VS Code's "Even Better TOML", Neovim, Helix) complete and check keys in
+a file whose first line is
+  #:schema ./recipe.schema.json
+"""
+
+
+@click.command("schema", epilog=EPILOG)
+@click.argument("kind", type=click.Choice(["recipe", "study"]))
+def command(kind: str) -> None:
+    """Print the JSON Schema of recipe files or of study files."""
+    from lockstep.study import schema
+
+    click.echo(json.dumps(schema.recipe_file() if kind == "recipe" else schema.study_file(), indent=1))

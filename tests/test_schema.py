@@ -1,0 +1,65 @@
+"""The schemas that editors complete keys by: every file of ours is valid, and a slip is not."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from lockstep.settings import all_keys
+from lockstep.study.schema import recipe_file, study_file
+from support import Cli
+
+ROOT = Path(__file__).parents[1]
+RECIPES = [*ROOT.glob("src/lockstep/recipes/published/*.toml"), *ROOT.glob("examples/*.toml")]
+STUDIES = [*ROOT.glob("src/lockstep/study/builtin/*.toml"), *ROOT.glob("docs/studies/*.toml")]
+
+
+def problems(schema: dict[str, Any], text: str) -> list[str]:
+    return [error.message for error in Draft202012Validator(schema).iter_errors(tomllib.loads(text))]
+
+
+def test_every_file_of_ours_is_valid() -> None:
+    assert len(RECIPES) > 20
+    assert len(STUDIES) > 10
+    for schema, paths in ((recipe_file(), RECIPES), (study_file(), STUDIES)):
+        Draft202012Validator.check_schema(schema)
+        for path in paths:
+            assert problems(schema, path.read_text()) == [], path.name
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("globalbatch = 3", "globalbatch"),
+        ("optimizer.learning_rate = 1", "learning_rate"),
+        ('optimizer.name = "adma"', "adma"),
+        ("global_batch = 0", "0 is less than"),
+        ("[placement]\nrank = 2", "rank"),
+        ('[placement]\nhosts = "emulated"', "emulated"),
+    ],
+)
+def test_a_slip_in_a_recipe_is_found(text: str, said: str) -> None:
+    assert any(said in problem for problem in problems(recipe_file(), text))
+
+
+@pytest.mark.parametrize(
+    "text", ['metrics = ["second"]', "[cells.a]\nrank = 2", "[quick]\nepoch = 1", "name = 3", "[factors]\nranks = 2"]
+)
+def test_a_slip_in_a_study_is_found(text: str) -> None:
+    assert problems(study_file(), text)
+
+
+def test_every_key_is_there_and_says_what_it_is_where_the_source_does(cli: Cli) -> None:
+    schema = json.loads(cli("schema", "recipe").stdout)
+    definitions, top = schema["$defs"], schema["properties"]
+    for key in all_keys():
+        table, dot, inner = key.partition(".")
+        owner = top if table in top else top["placement"]["properties"]
+        found = definitions[owner[table]["$ref"].rpartition("/")[2]]["properties"][inner] if dot else owner[table]
+        assert found, key
+    assert top["lr_batch"]["description"] == "The global batch that `optimizer.lr` was meant for."
