@@ -20,6 +20,7 @@ pygments_style, pygments_dark_style = "friendly", "monokai"
 myst_heading_anchors = 4
 # Commands and their output stand in indented blocks: they are neither Python nor anything else that could be coloured.
 highlight_language = "none"
+smartquotes = False  # "--dry-run" stays as it is typed
 # The same page, read on GitHub and as a site: what lies outside of docs/ is a link there, and plain text here.
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:src|tests|benchmarks|examples|CONTRIBUTING|CHANGELOG|README)[^)]*\)")
 

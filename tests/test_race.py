@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -259,6 +261,12 @@ def test_foreign_programs_race(cli: Cli) -> None:
     assert ratio.effect < 0.9, "half the work a line"
     assert ratio.verdict == "not settled" or "go on with it: " in found.stdout
     assert processes_of(cli.folder) == []
+    guarded = cli("race", fast, slow, "--budget", "30s", "--fail-if-slower", timeout=100)
+    folder = RaceFolder.find("last", cli.runs)
+    assert folder is not None
+    (ratio,) = folder.read().ratios
+    assert guarded.returncode == (1 if ratio.verdict == "slower" else 0)
+    assert (f"race: slower than '{fast}'" in guarded.stderr) == (ratio.verdict == "slower")
     mixed = cli("race", "$ python train.py", "ranks=1", "--all", "data=embedded")
     assert mixed.returncode == 2
     assert mixed.stderr.strip().endswith("is not known: write images=N $ COMMAND")
@@ -321,3 +329,47 @@ def test_contenders_of_one_race_share_its_cores(tmp_path: Path) -> None:
             contender.end()
     assert len(cores) == 2
     assert cores[0] == cores[1]
+
+
+@pytest.mark.slow
+@pytest.mark.cold
+def test_the_action_for_pull_requests_races_both_branches(cli: Cli) -> None:
+    """The shell text of the action, in a clone whose branch makes the script twice as slow. No GitHub runner is here."""
+    yaml = pytest.importorskip("yaml", reason="needs PyYAML, which Sphinx brings: make docs")
+    action = yaml.safe_load((Path(__file__).parents[1] / ".github/actions/race/action.yml").read_text())
+    step = next(step for step in action["runs"]["steps"] if step.get("name") == "race")
+    assert set(re.findall(r"inputs\.(\w+)", json.dumps(action["runs"]))) == set(action["inputs"])
+    origin, clone = cli.folder / "origin", cli.folder / "clone"
+
+    def git(*words: str, where: Path = clone) -> None:
+        person = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+        subprocess.run(["git", *person, *words], cwd=where, check=True, capture_output=True)
+
+    def commit(step: float, where: Path) -> None:
+        (where / "train.py").write_text(f"import sys\nsys.argv[1:] = ['{step}', '1000000', '\\n']\n{PROGRAM}")
+        git("add", ".", where=where)
+        git("commit", "-m", "a step", where=where)
+
+    origin.mkdir()
+    git("init", "-b", "main", where=origin)
+    commit(0.002, origin)
+    git("clone", str(origin), str(clone), where=cli.folder)
+    git("switch", "-c", "slower")
+    commit(0.004, clone)
+    told = {"SCRIPT": "train.py", "ARGUMENTS": "", "UNTIL": "2%", "BUDGET": "30s", "GITHUB_BASE_REF": "main"}
+    paths = {"RUNNER_TEMP": str(cli.folder), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-e", "-o", "pipefail", "-c", step["run"]],
+        cwd=clone,
+        env={**cli.environment, **told, **paths},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    folder = RaceFolder.find("last", cli.runs)
+    assert folder is not None
+    (ratio,) = folder.read().ratios
+    assert ratio.effect is not None, done.stderr
+    assert ratio.effect > 1.1, "twice the work a line"
+    assert done.returncode == (1 if ratio.verdict == "slower" else 0), done.stderr
+    assert processes_of(cli.folder) == []

@@ -35,6 +35,7 @@ Examples:
   lockstep race my.toml 'my.toml precision=bf16' --until 1%
   lockstep race 'train.py ranks=1' 'train.py ranks=2'     your own training loop (docs/own-loop.md)
   lockstep race '$ python a.py' '$ python a.py --amp'     any programs: a step is a line that they print
+  lockstep race '$ python old/a.py' '$ python a.py' --fail-if-slower       in CI
 
 \b
 Each argument is a contender: key=value words in quotes, a recipe file, a published recipe, a training
@@ -51,6 +52,9 @@ MOST_IMAGES = 1e9
 @click.option("--all", "common", default="", metavar="WORDS", help="Words that hold for all contenders.")
 @click.option("--budget", type=SECONDS, default="60s", help="Stop after this time, settled or not.")
 @click.option("--until", "margin", type=SHARE, default="2%", help="Differences below this are called the same.")
+@click.option(
+    "--fail-if-slower", is_flag=True, help="Exit with 1 if a contender is settled to be slower than the first."
+)
 @click.option("--name", help="Name of the race's folder (default: made from the time).")
 @runs_option
 @data_root_option
@@ -60,13 +64,14 @@ def command(
     common: str,
     budget: float,
     margin: float,
+    fail_if_slower: bool,
     name: str | None,
     runs: Path | None,
     data_root: str | None,
     as_json: bool,
 ) -> None:
     """Find out which of several placements or recipes is fastest."""
-    from lockstep.errors import InputError, RunCancelled, RunFailed
+    from lockstep.errors import InputError, LockstepError, RunCancelled, RunFailed
     from lockstep.files import write_atomically
     from lockstep.report import race as report
     from lockstep.report.document import of_parts
@@ -104,6 +109,10 @@ def command(
         note(f"page: {folder.path / 'report.html'}")
     if not record.ratios:
         raise RunFailed(f"race: {_lost(record)}; what was measured is in {folder.path}")
+    slower = [ratio for ratio in record.ratios if ratio.verdict == "slower"] if fail_if_slower else []
+    if slower:
+        found = "; ".join(f"'{ratio.contender}', {report.speed(ratio)} as fast" for ratio in slower)
+        raise LockstepError(f"race: slower than '{slower[0].baseline}': {found}")
 
 
 def _entries(contenders: Sequence[str], common: str, runs: Path | None) -> list[Entry]:
