@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo fuzz test test-all lint format map bench clean
+.PHONY: help setup demo fuzz test test-all lint format map notebooks bench clean
 
 help:  ## List the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -57,6 +57,9 @@ format: $(VENV)/.tools  ## Rewrite the code in the house style.
 
 map: setup  ## Write docs/map.md from the source.
 	@$(BIN)/python docs/code_map.py
+
+notebooks: $(VENV)/.tools  ## Execute the notebooks of examples/notebooks and write them anew, with their outputs.
+	@$(BIN)/python examples/notebooks/execute.py
 
 # ONNX Runtime is a peer that it measures.
 $(VENV)/.peers: $(VENV)/.installed

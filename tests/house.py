@@ -19,9 +19,9 @@ SOURCE = ROOT / "src/lockstep"
 # A room may import every room in the rows below its own. Beside it in the same row it may import only what stands behind its arrow.
 # Folders end with a slash.
 ROWS = """
-lockstep
+lockstep    __main__
 cli/
-dashboard/
+dashboard/    api/
 report/
 tune/ > predict/    explain/ > study/ verify/    predict/    study/ > verify/    export/    verify/
 attach/ > turns/    comms/    deploy/    probe    turns/
@@ -32,7 +32,7 @@ resolve/
 strategies/ > backends/    kernels/    quantize/    models/ > data/    data/    backends/
 statistics/ > metrics    metrics
 measure/ > machine/    machine/
-settings > placement    index > run/    ways > run/    run/ > placement plan    plan > placement    placement    recipes/
+words > settings recipes/ placement    settings > placement    index > run/    ways > run/    run/ > placement plan    plan > placement    placement    recipes/
 recipe    shapes    toml > reading    reading    plugins > files    process    files    keyed    seeding
 errors    text    units    torch_private    rounds    inside/
 """
