@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo fuzz test test-all lint format map docs bench clean
+.PHONY: help setup demo fuzz test test-all lint format map docs notebooks bench clean
 
 help:  ## List the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -66,6 +66,9 @@ $(VENV)/.docs: $(VENV)/.installed
 docs: $(VENV)/.docs  ## Build the documentation as a site: build/docs/index.html.
 	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
 	@echo "the site is in build/docs/index.html"
+
+notebooks: $(VENV)/.tools  ## Execute the notebooks of examples/notebooks and write them anew, with their outputs.
+	@$(BIN)/python examples/notebooks/execute.py
 
 # ONNX Runtime is a peer that it measures.
 $(VENV)/.peers: $(VENV)/.installed

@@ -12,18 +12,6 @@ recipe = lockstep.Recipe(
     epochs=1,
     optimizer=lockstep.Optimizer(name="adam", lr=2e-3),
 )
-
-
-def main() -> None:
-    for placement in (lockstep.Placement(ranks=1, threads=1), lockstep.Placement(ranks=2, threads=1)):
-        run = lockstep.train(recipe, placement)
-        summary = run.summary()
-        assert summary is not None
-        print(
-            f"ranks={placement.ranks}: test accuracy {summary['test_accuracy']:.2%}, "
-            f"{summary['images_per_second']:,.0f} images/s, {run.folder}"
-        )
-
-
-if __name__ == "__main__":
-    main()
+for ranks in (1, 2):
+    run = lockstep.run(recipe, ranks=ranks, threads=1)
+    print(f"ranks={ranks}: {run}")

@@ -21,7 +21,7 @@ SOURCE = ROOT / "src/lockstep"
 ROWS = """
 lockstep    __main__
 cli/
-dashboard/
+dashboard/    api/
 report/
 tune/ > predict/    explain/ > study/ verify/    predict/    study/ > verify/    export/    verify/
 attach/ > turns/    comms/    deploy/    probe    turns/
@@ -32,7 +32,7 @@ resolve/
 strategies/ > backends/    kernels/    quantize/    models/ > data/    data/    backends/
 statistics/ > metrics    metrics
 measure/ > machine/    machine/
-settings > placement    index > run/    ways > run/    run/ > placement plan    plan > placement    placement    recipes/
+words > settings recipes/ placement    settings > placement    index > run/    ways > run/    run/ > placement plan    plan > placement    placement    recipes/
 recipe    shapes    toml > reading    reading    plugins > files    process    files    keyed    seeding
 errors    text    units    torch_private    rounds    inside/
 """

@@ -44,7 +44,7 @@ def test_help_imports_neither_torch_nor_numpy_nor_rich() -> None:
 def test_importing_lockstep_does_not_import_torch() -> None:
     code = "import sys, lockstep; lockstep.Recipe; lockstep.Placement; lockstep.Run; print('torch' in sys.modules, len(lockstep.__all__))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.split() == ["False", "11"]
+    assert result.stdout.split() == ["False", "13"]
 
 
 def test_reading_runs_works_without_torch(cli: Cli, alone: dict[str, Any]) -> None:
@@ -358,13 +358,13 @@ def test_the_python_interface(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None
     import lockstep
 
     recipe = lockstep.Recipe(data="embedded", train_limit=96, test_limit=50, global_batch=48, epochs=1)
-    run = lockstep.train(recipe, lockstep.Placement(ranks=2, threads=1), runs=cli.runs)
+    run = lockstep.run(recipe, lockstep.Placement(ranks=2, threads=1), runs=cli.runs)
     assert run.status()["state"] == "done"
     summary = run.summary()
     assert summary is not None
     assert summary["steps"] == 2
     with pytest.raises(lockstep.InputError, match="does not divide"):
-        lockstep.train(recipe, lockstep.Placement(ranks=5), runs=cli.runs)
+        lockstep.run(recipe, lockstep.Placement(ranks=5), runs=cli.runs)
 
 
 @pytest.mark.cold

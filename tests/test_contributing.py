@@ -17,11 +17,12 @@ import torch
 import torch.distributed as dist
 
 import lockstep
-from lockstep import explain, metrics, study
+from lockstep import metrics
 from lockstep import placement as placements
 from lockstep.backends import group
 from lockstep.backends.costs import plan as costs
 from lockstep.backends.ranks import TABLES, Rank, environment_for
+from lockstep.explain import ANALYZERS, explain
 from lockstep.explain.evidence import Evidence
 from lockstep.explain.finding import Analyzer, Finding
 from lockstep.launch.base import Start, default_environment, thread_environment, worker_argv
@@ -30,6 +31,7 @@ from lockstep.measure.view import view
 from lockstep.metrics import METRICS, Metric
 from lockstep.run import Run, Spec
 from lockstep.strategies import STRATEGIES
+from lockstep.study import make, read, run_study
 
 ROOT = Path(__file__).parents[1]
 SMALL = lockstep.Recipe(data="embedded", train_limit=64, test_limit=32, global_batch=32, epochs=1)
@@ -38,7 +40,7 @@ TWO = lockstep.Placement(ranks=2, threads=1, backend="gloo", launcher="spawn")
 
 @pytest.fixture(scope="module")
 def a_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return lockstep.train(SMALL, TWO, runs=tmp_path_factory.mktemp("runs"))
+    return lockstep.run(SMALL, TWO, runs=tmp_path_factory.mktemp("runs"))
 
 
 def recipes() -> dict[str, list[str]]:
@@ -81,7 +83,7 @@ def nice_starts(spec: Spec, folder: Path, host_index: int) -> list[Start]:
 
 def test_a_launcher(a_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LAUNCHERS, "spawn", nice_starts)
-    run = lockstep.train(SMALL, TWO, runs=tmp_path)
+    run = lockstep.run(SMALL, TWO, runs=tmp_path)
     assert all("nice" in command for command in run.spec().command)
     summary, usual = run.summary(), a_run.summary()
     assert summary is not None
@@ -163,10 +165,10 @@ def step_time(evidence: Evidence) -> list[Finding]:
 
 def test_an_analyzer(a_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = Analyzer("step-time", "How long is a step?", "Training time over the number of steps.", step_time)
-    monkeypatch.setattr(explain, "ANALYZERS", (*explain.ANALYZERS, mine))
-    (found,) = explain.explain(Evidence(a_run), ("step-time",))
+    monkeypatch.setattr(sys.modules["lockstep.explain"], "ANALYZERS", (*ANALYZERS, mine))
+    (found,) = explain(Evidence(a_run), ("step-time",))
     assert found.figures["seconds"] > 0
-    assert "step-time" in [finding.question for finding in explain.explain(Evidence(a_run))]
+    assert "step-time" in [finding.question for finding in explain(Evidence(a_run))]
 
 
 # --- a metric ----------------------------------------------------------------------------------------------------------------
@@ -177,7 +179,7 @@ def test_a_metric(a_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METRICS, "epochs", epochs)
     assert metrics.value(view(a_run), "epochs", None) == 1
     assert epochs.better == "less"
-    assert study.make("mine", SMALL, TWO, factors={"ranks": [1, 2]}, metrics=["epochs"]).metrics == ["epochs"]
+    assert make("mine", SMALL, TWO, factors={"ranks": [1, 2]}, metrics=["epochs"]).metrics == ["epochs"]
 
 
 # --- a study -----------------------------------------------------------------------------------------------------------------
@@ -203,7 +205,7 @@ ranks = [1, 2]
 
 def test_a_study(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(STUDY)
-    mine = study.read(tmp_path / "mine.toml")
-    document = study.run_study(mine, runs=tmp_path / "runs")
+    mine = read(tmp_path / "mine.toml")
+    document = run_study(mine, runs=tmp_path / "runs")
     assert [cell["done"] for cell in document["cells"]] == [2, 2]
     assert not any(cell["failed"] for cell in document["cells"])

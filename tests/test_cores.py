@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cli.progress import cores_are_taken
 from lockstep.launch import cores, prepare
 from lockstep.launch.cores import cores_of
 from lockstep.placement import Placement
 from lockstep.process import CORES, pin
+from lockstep.report.progress import cores_are_taken
 from lockstep.run import Run, list_runs
 from lockstep.settings import load
 from support import SHORT, Cli, wait_for

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from graphlib import TopologicalSorter
 
 import pytest
 
 import house
+import lockstep
 
 
 def test_every_room_has_a_place_in_the_order() -> None:
@@ -36,6 +39,39 @@ def test_the_table_has_no_circle() -> None:
     for row in house.rows():
         for room, beside in row.items():
             assert beside <= row.keys(), f"{room} names {beside - row.keys()}, which is not beside it"
+
+
+def test_a_public_function_is_not_hidden_by_the_room_of_its_name() -> None:
+    """In a process of its own, and whichever is imported first."""
+    code = (
+        "import lockstep, lockstep.run, lockstep.explain.evidence, lockstep.study.folder, lockstep.verify\n"
+        "from lockstep.run import Run\n"
+        "for name in ('run', 'race', 'explain', 'verify', 'study'):\n"
+        "    assert callable(getattr(lockstep, name)), name\n"
+        "from lockstep import study\n"
+        "assert study.__module__ == 'lockstep.api.calls'\n"
+        "lockstep.mine = lockstep  # any other name is as in every module\n"
+        "assert lockstep.mine is lockstep\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_no_room_is_imported_by_the_name_of_a_public_function() -> None:
+    """`from lockstep import study` would be the function (docs/decisions/0041-names-of-rooms.md)."""
+    shared = {name for name in lockstep.__all__ if f"{name}/" in house.rooms()}
+    assert shared == {"run", "explain", "verify", "study"}
+    for folder in ("src", "tests", "benchmarks", "docs", "examples"):
+        for path in sorted((house.ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ImportFrom) and node.module == "lockstep":
+                    assert not shared & {alias.name for alias in node.names}, f"{path}:{node.lineno}"
+                if isinstance(node, ast.Import):
+                    wrong = [
+                        a.name
+                        for a in node.names
+                        if a.asname and a.name.split(".")[1:2] and a.name.split(".")[1] in shared
+                    ]
+                    assert not wrong, f"{path}:{node.lineno} imports {wrong[0]} as another name"
 
 
 def test_every_form_of_import_is_seen() -> None:

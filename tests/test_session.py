@@ -569,7 +569,7 @@ def _about_itself(line: str) -> bool:
 
 def test_the_example_of_the_python_api(cli: Cli) -> None:
     one, two = (
-        line.partition(": test accuracy ")[2].partition("%")[0] for line in example(cli, "train_api.py").splitlines()
+        line.partition("test accuracy ")[2].partition("%")[0] for line in example(cli, "train_api.py").splitlines()
     )
     assert float(one) > 50
     assert float(two) == pytest.approx(float(one), abs=0.3), "the placement does not change the mathematics"

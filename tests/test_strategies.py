@@ -17,10 +17,10 @@ from torch.nn import functional
 
 import strategy_rank as reference
 from lockstep import models, strategies
-from lockstep.cli.plan import remarks
 from lockstep.data import open_data
 from lockstep.data.batches import sample_order
 from lockstep.errors import InputError
+from lockstep.launch.remarks import remarks
 from lockstep.measure.clock import EXCHANGE, OPTIMIZER
 from lockstep.placement import STRATEGIES, Placement, changes_mathematics, unknown_mathematics
 from lockstep.recipe import Recipe

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-import lockstep.study
 from lockstep.errors import InputError
 from lockstep.placement import Placement
 from lockstep.recipe import Optimizer, Recipe
-from lockstep.study import builtin
+from lockstep.study import builtin, make
 from lockstep.study.definition import Study
 from lockstep.study.file import read, with_words
 from lockstep.study.folder import StudyFolder
@@ -76,13 +75,13 @@ def test_a_base_may_come_from_a_recipe_file(tmp_path: Path) -> None:
 
 
 def test_seeds_are_the_same_in_all_cells() -> None:
-    study = lockstep.study.make("mine", Recipe(seed=5), factors={"ranks": [1, 2]}, repeats=4)
+    study = make("mine", Recipe(seed=5), factors={"ranks": [1, 2]}, repeats=4)
     assert (
         [study.seed_of("ranks=1", k) for k in range(4)]
         == [5, 6, 7, 8]
         == [study.seed_of("ranks=2", k) for k in range(4)]
     )
-    stated = lockstep.study.make("mine", factors={"ranks": [1, 2]}, repeats=4, seeds=[1, 2])
+    stated = make("mine", factors={"ranks": [1, 2]}, repeats=4, seeds=[1, 2])
     assert [stated.seed_of("ranks=2", k) for k in range(4)] == [1, 2, 1, 2]
 
 
@@ -91,7 +90,7 @@ def test_a_study_from_python_keeps_what_the_objects_say() -> None:
         data="embedded", optimizer=Optimizer(name="sgd", momentum=0.9), model_args={"k": 2}, model="tied-conv"
     )
     placement = Placement(ranks=2, launcher="torchrun", hosts=2, emulated=True)
-    study = lockstep.study.make("mine", recipe, placement, cells={"a": {"epochs": 1}, "b": {"epochs": 2}})
+    study = make("mine", recipe, placement, cells={"a": {"epochs": 1}, "b": {"epochs": 2}})
     ours, where = study.settings("b")
     assert ours == Recipe(
         data="embedded", optimizer=Optimizer(name="sgd", momentum=0.9), model_args={"k": 2}, model="tied-conv", epochs=2

@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 
-from lockstep import study
 from lockstep.errors import RunCancelled
 from lockstep.launch.supervise import Progress
 from lockstep.placement import Placement
 from lockstep.reading import read_records
 from lockstep.recipe import Recipe
 from lockstep.run import CHECKPOINTS, Options, Run, Spec, list_runs
-from lockstep.study import execute
+from lockstep.study import execute, make, run_study
 from lockstep.study.folder import StudyFolder
 from lockstep.study.plan import plan
 from lockstep.study.session import Step, Watcher
@@ -165,12 +164,12 @@ def test_wrong_words_are_one_line(lab: Cli) -> None:
 
 def test_from_python(tmp_path: Path) -> None:
     recipe = Recipe(data="embedded", test_limit=50, global_batch=48, epochs=1)
-    made = study.make("small", recipe, Placement(threads=1), cells={"a": {"train_limit": 96}}, repeats=1)
-    document = study.run_study(made, runs=tmp_path)
+    made = make("small", recipe, Placement(threads=1), cells={"a": {"train_limit": 96}}, repeats=1)
+    document = run_study(made, runs=tmp_path)
     assert document["cells"][0]["done"] == 1
     assert document["cells"][0]["metrics"]["accuracy"]["n"] == 1
     first = [run.id for run in list_runs(tmp_path)]
-    study.run_study(made, runs=tmp_path)
+    run_study(made, runs=tmp_path)
     assert [run.id for run in list_runs(tmp_path)] == first
 
 
@@ -190,7 +189,7 @@ LONG = Recipe(data="embedded", train_limit=960, test_limit=50, global_batch=48, 
 
 def stopped_once(root: Path) -> tuple[Callable[[Watcher], dict[str, int]], Run]:
     """A study whose only training was stopped after its first epoch, and the call that goes on with it."""
-    made = study.make("long", LONG, Placement(threads=1), cells={"a": {}}, repeats=1)
+    made = make("long", LONG, Placement(threads=1), cells={"a": {}}, repeats=1)
     options, folder = Options(save_model=False), StudyFolder.of("long", root)
 
     def go_on(watcher: Watcher) -> dict[str, int]:
@@ -226,7 +225,7 @@ def test_a_long_training_that_was_stopped_goes_on_from_its_last_epoch(
     assert not whole.has_checkpoint
     assert not stopped.has_checkpoint, "what nobody needs any more is gone"
 
-    study.run_study(study.make("again", LONG, Placement(threads=1), cells={"a": {}}, repeats=1), runs=tmp_path / "b")
+    run_study(make("again", LONG, Placement(threads=1), cells={"a": {}}, repeats=1), runs=tmp_path / "b")
     summaries = [run.summary() or {} for run in (whole, done(tmp_path / "b"))]
     assert summaries[0]["weights_sha256"] == summaries[1]["weights_sha256"], "the same bits as in one go"
     assert summaries[0]["train_images"] == summaries[1]["train_images"] == LONG.epochs * 960

@@ -11,6 +11,10 @@ class LockstepError(Exception):
 
     exit_code = 1
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows instead of a traceback: one line, as the command line does."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class InputError(LockstepError, ValueError):
     """The user asked for something that cannot be done: an option, a file, a combination."""

@@ -227,7 +227,7 @@ def _how_to_name(key: str, value: Any) -> str:
     where, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "Net")
     if where in (None, "__main__") or "<" in name:
         name = "NAME" if "<" in name else name
-        return f"ranks import it, so write it into a file and state {key}='path/to/file.py:{name}'"
+        return f"ranks import it: give it to lockstep.run({key}={name}), or write it into a file and state {key}='path/to/file.py:{name}'"
     return f"ranks import it: state {key}='{where}:{name}'"
 
 

@@ -11,8 +11,8 @@ import msgspec
 
 from lockstep.cli.options import json_option, real, whole
 from lockstep.cli.output import console, note, print_json, print_table, styled
-from lockstep.cli.progress import StatusLine
 from lockstep.errors import InputError, RunFailed
+from lockstep.report.progress import StatusLine
 from lockstep.run import write_atomic
 
 if TYPE_CHECKING:

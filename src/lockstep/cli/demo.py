@@ -49,9 +49,9 @@ def command(runs: Path | None, data_root: str | None, as_json: bool) -> None:
     ranks really compete with.
     """
     from lockstep.cli.dashboard import open_browser
-    from lockstep.cli.progress import ProgressLine
     from lockstep.launch import execute, prepare
     from lockstep.machine.cores import cores
+    from lockstep.report.progress import ProgressLine
     from lockstep.settings import load
 
     data = _data_name(data_root)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
 from lockstep.errors import InputError
-from lockstep.report.terminal import console, print_records, print_table, styled
-from lockstep.text import finite, printable
+from lockstep.report.terminal import console, note, print_records, print_table, styled
+from lockstep.text import finite
 
 __all__ = ["check_output", "console", "note", "print_json", "print_records", "print_table", "styled", "writing"]
 
@@ -40,9 +40,3 @@ def writing(output: Path) -> Iterator[None]:
 def print_json(document: Any) -> None:
     """One document on stdout, nothing else."""
     click.echo(json.dumps(finite(document), indent=2, default=str, allow_nan=False))
-
-
-def note(text: str) -> None:
-    """A remark for the person at the terminal; never mixes with a command's output."""
-    with suppress(OSError):  # nobody looks on any more, and that ends nothing
-        click.echo(printable(text), err=True)

@@ -89,7 +89,7 @@ def _count_files(doing: str) -> Any:
     """Says how far it is: nothing for two seconds, then one line that stays, then a line in place."""
     import time
 
-    from lockstep.cli.progress import StatusLine
+    from lockstep.report.progress import StatusLine
 
     line, began = StatusLine(), time.monotonic()
     said = False

@@ -18,8 +18,7 @@ from lockstep.cli.options import (
     words_argument,
 )
 from lockstep.cli.output import note, print_json
-from lockstep.cli.plan import cannot_look, decisions, remarks, show_plan, warnings
-from lockstep.errors import InputError
+from lockstep.cli.plan import show_plan
 from lockstep.run import Options, Run, runs_root
 
 EPILOG = """\b
@@ -79,10 +78,10 @@ def command(
     **options: Any,
 ) -> None:
     """Train a recipe on a placement; a run folder comes out."""
-    from lockstep.cli.progress import ProgressLine
-    from lockstep.launch import execute, prepare, specify
+    from lockstep.launch import specify
+    from lockstep.launch.api import check, train
     from lockstep.launch.resume import resumed
-    from lockstep.machine import facts
+    from lockstep.report.progress import ProgressLine
 
     ours, script, script_args = split_script(words)
     earlier = Run.find(resume, runs_root(runs)) if resume else None
@@ -93,28 +92,23 @@ def command(
         script_args=script_args,
         **options,
     )
-
-    def check(spec: Any) -> None:
-        for warning in warnings(spec):
-            note(f"warning: {warning}")
-        if problem := cannot_look(spec):
-            raise InputError(problem)
-
     if dry_run:
         folder, spec = specify(recipe, placement, chosen, runs, name)
-        check(spec)
+        check(spec, note)
         show_plan(words, folder, spec, as_json)
         return
-    run, spec = prepare(recipe, placement, chosen, runs, name, host_index, check)
-    if not quiet:
-        if not script:
-            note(spec.plan.line())
-        for line in [*decisions(spec), *remarks(spec)]:
-            note(line)
-    if spec.placement.device == "cpu" and spec.placement.launcher != "slurm":
-        facts.start_in_background()
     with ProgressLine(quiet=quiet) as progress:
-        execute(run, spec, host_index or 0, progress)
+        run = train(
+            recipe,
+            placement,
+            chosen,
+            runs=runs,
+            name=name,
+            host_index=host_index,
+            tell=note,
+            quiet=quiet,
+            progress=progress,
+        )
     if host_index:
         return  # the first host has the results
     from lockstep.cli.show import document, print_run

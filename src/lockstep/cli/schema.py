@@ -22,6 +22,6 @@ a file whose first line is
 @click.argument("kind", type=click.Choice(["recipe", "study"]))
 def command(kind: str) -> None:
     """Print the JSON Schema of recipe files or of study files."""
-    from lockstep.study import schema
+    from lockstep.study.schema import recipe_file, study_file
 
-    click.echo(json.dumps(schema.recipe_file() if kind == "recipe" else schema.study_file(), indent=1))
+    click.echo(json.dumps(recipe_file() if kind == "recipe" else study_file(), indent=1))

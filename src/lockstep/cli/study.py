@@ -254,7 +254,7 @@ def show(name: str, runs: Path | None, plot: bool, as_json: bool) -> None:
 
 def _watcher(quiet: bool) -> Any:
     """Shows the study's progress on stderr: one line a run, and the run's own line below it."""
-    from lockstep.cli.progress import ProgressLine
+    from lockstep.report.progress import ProgressLine
     from lockstep.study.session import Step, Watcher
 
     class Shown(Watcher):

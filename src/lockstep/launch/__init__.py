@@ -1,6 +1,7 @@
 """From a recipe and a placement to a finished run: check, plan, make the folder, start the ranks, watch them.
 
-May import training/ and below; it never imports worker.py, but starts it. Its door is `prepare` and `execute`, and `train` for both.
+May import training/ and below; it never imports worker.py, but starts it. Its door is `prepare` and `execute`, and
+`train` for both, with what is said about it.
 """
 
 from __future__ import annotations

@@ -1,39 +1,46 @@
-"""`lockstep.train`: a run from Python."""
+"""A run from its settings to its results: what `lockstep run` and `lockstep.run` both do."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from lockstep.errors import InputError
 from lockstep.launch.execution import execute
 from lockstep.launch.preparation import prepare
+from lockstep.launch.remarks import cannot_look, decisions, remarks, warnings
+from lockstep.launch.supervise import Progress
+from lockstep.machine import facts
 from lockstep.placement import Placement
 from lockstep.recipe import Recipe
-from lockstep.run import Options, Run
+from lockstep.run import Options, Run, Spec
 
 
 def train(
-    recipe: Recipe | None = None,
-    placement: Placement | None = None,
+    recipe: Recipe,
+    placement: Placement,
+    options: Options,
     *,
-    runs: Path | str | None = None,
+    runs: Path | None = None,
     name: str | None = None,
-    data_root: Path | str | None = None,
-    **options: Any,
+    host_index: int | None = None,
+    tell: Callable[[str], None],
+    quiet: bool = False,
+    progress: Progress | None = None,
 ) -> Run:
-    """Train a recipe on a placement, in processes of its own, and return the finished run.
+    """Train a recipe on a placement, in processes of its own, and return the finished run. `quiet`: tell warnings alone."""
+    run, spec = prepare(recipe, placement, options, runs, name, host_index, lambda spec: check(spec, tell))
+    if not quiet:
+        for line in [*([] if options.script else [spec.plan.line()]), *decisions(spec), *remarks(spec)]:
+            tell(line)
+    if spec.placement.device == "cpu" and spec.placement.launcher != "slurm":
+        facts.start_in_background()
+    return execute(run, spec, host_index or 0, progress)
 
-    >>> import lockstep
-    >>> run = lockstep.train(lockstep.Recipe(global_batch=256, epochs=1), lockstep.Placement(ranks=2))  # doctest: +SKIP
-    >>> run.summary()["test_accuracy"]  # doctest: +SKIP
-    """
-    unknown = [name for name in options if name not in Options.__struct_fields__]
-    if unknown:
-        raise InputError(
-            f"lockstep.train has no option '{unknown[0]}': it has {', '.join(Options.__struct_fields__)}; "
-            "what is computed belongs into Recipe, where into Placement"
-        )
-    chosen = Options(data_root=str(data_root) if data_root else None, **options)
-    run, spec = prepare(recipe or Recipe(), placement or Placement(), chosen, Path(runs) if runs else None, name)
-    return execute(run, spec)
+
+def check(spec: Spec, tell: Callable[[str], None]) -> None:
+    """What a user should know before anything starts; and what would come to nothing."""
+    for warning in warnings(spec):
+        tell(f"warning: {warning}")
+    if problem := cannot_look(spec):
+        raise InputError(problem)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lockstep.explain import ANALYZERS, explain
 from lockstep.explain.evidence import Evidence, study_of
+from lockstep.explain.finding import Finding
 from lockstep.measure.view import RunView
 from lockstep.report.subject import Subject
 from lockstep.report.views import About, Said
@@ -31,16 +32,17 @@ def _of(group: Group, peers: list[RunView], cells: list[Group]) -> list[Said]:
     if damaged := run.rank_damage():
         text = "; ".join(damaged)
         return [Said(question="state", verdict="damaged: not explained", why=text, next=f"lockstep show {run.id}")]
-    return [
-        Said(
-            question=each.question,
-            verdict=each.verdict,
-            why=each.why,
-            next=each.next,
-            cost=round(each.cost, 4),
-        )
-        for each in explain(Evidence(run, peers, cells=cells))
-    ]
+    return [said(each) for each in explain(Evidence(run, peers, cells=cells))]
+
+
+def said(found: Finding) -> Said:
+    return Said(
+        question=found.question,
+        verdict=found.verdict,
+        why=found.why,
+        next=found.next,
+        cost=round(found.cost, 4),
+    )
 
 
 def _state(group: Group) -> Said:

@@ -192,3 +192,9 @@ def _notes(record: Record, windows: Sequence[Window]) -> list[str]:
     if len({repr(recipe) for recipe in same}) > 1:
         found.append("The contenders do not compute the same: this compares speed alone, not what is learned.")
     return found
+
+
+def lost(record: Record) -> str:
+    """Why nothing could be compared."""
+    name, reason = next(iter(record.failures.items()), ("", "nothing was measured"))
+    return f"{name}: {reason}" if name else reason

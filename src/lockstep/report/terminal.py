@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -49,6 +50,14 @@ def _terminal() -> type[Console]:
             raise BrokenPipeError  # rich would end the process, with exit code 1
 
     return Terminal
+
+
+def note(text: str) -> None:
+    """A remark for the person at the terminal; never mixes with a command's output."""
+    import click
+
+    with suppress(OSError):  # nobody looks on any more, and that ends nothing
+        click.echo(printable(text), err=True)
 
 
 def styled(*parts: str | tuple[str, str]) -> Text:

@@ -1,8 +1,8 @@
 """Studies: cells that vary named factors, repeated in turns, and compared fairly (docs/studies.md).
 
->>> from lockstep import study
->>> mine = study.make("mine", factors={"ranks": [1, 2]}, repeats=5)
->>> document = study.run_study(mine, runs="runs")  # doctest: +SKIP
+>>> from lockstep.study import make, run_study
+>>> mine = make("mine", factors={"ranks": [1, 2]}, repeats=5)
+>>> document = run_study(mine, runs="runs")  # doctest: +SKIP
 
 May import launch/ and below. Its door is `make`, `read` and `run_study`.
 """

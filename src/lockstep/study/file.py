@@ -54,8 +54,8 @@ def make(
 ) -> Study:
     """A study from Python.
 
-    >>> import lockstep.study
-    >>> study = lockstep.study.make("mine", factors={"ranks": [1, 2]}, repeats=3)
+    >>> from lockstep.study import make
+    >>> study = make("mine", factors={"ranks": [1, 2]}, repeats=3)
     >>> list(study.all_cells())
     ['ranks=1', 'ranks=2']
     """

@@ -6,9 +6,11 @@ import html
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from lockstep.report.vega.spec import with_data
 from lockstep.report.views import AnyChart
+from lockstep.text import printable
 
 # PNG files have twice the dots of the plot.
 DOTS = 2
@@ -18,7 +20,16 @@ _SIZE = re.compile(r'<svg [^>]*?width="([\d.]+)" height="([\d.]+)"')
 def svg(chart: AnyChart) -> str:
     import vl_convert
 
-    return str(vl_convert.vegalite_to_svg(with_data(chart)))
+    return str(vl_convert.vegalite_to_svg(_printable(with_data(chart))))
+
+
+def _printable(value: Any) -> Any:
+    """A control character in a name is no XML, and makes vl_convert end the whole process."""
+    if isinstance(value, dict):
+        return {key: _printable(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_printable(each) for each in value]
+    return printable(value) if isinstance(value, str) else value
 
 
 def panels(charts: Sequence[AnyChart], caption: str, columns: int = 2) -> str:
@@ -42,4 +53,4 @@ def panels(charts: Sequence[AnyChart], caption: str, columns: int = 2) -> str:
 def png(chart: AnyChart, path: Path) -> None:
     import vl_convert
 
-    path.write_bytes(vl_convert.vegalite_to_png(with_data(chart), scale=DOTS))
+    path.write_bytes(vl_convert.vegalite_to_png(_printable(with_data(chart)), scale=DOTS))

@@ -1,4 +1,7 @@
-"""How far a command is, on stderr: a line in place on a terminal, plain lines in a log. stdout stays the command's own."""
+"""How far a command is: a line in place on a terminal, plain lines in a log, an output that changes in a notebook.
+
+On a terminal and in a log all of it goes to stderr: stdout stays the command's own.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,22 @@ import shutil
 import sys
 import time
 from contextlib import suppress
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from lockstep import shapes
-from lockstep.cli.output import note
 from lockstep.placement import ranks_per_host
+from lockstep.report.notebook import CellOutput, in_notebook
+from lockstep.report.terminal import console, note
 from lockstep.run import Run, Spec, read_json
 from lockstep.text import printable
 from lockstep.units import clock, counted
 from lockstep.ways import ROUND_FILE
+
+if TYPE_CHECKING:
+    from rich.live import Live as RichLive
+
+    from lockstep.turns import Race
+    from lockstep.turns.folder import Record
 
 PLAIN_EVERY_S = 10.0
 
@@ -24,6 +34,7 @@ class StatusLine:
 
     def __init__(self, quiet: bool = False) -> None:
         self._quiet, self._in_place = quiet, sys.stderr.isatty()
+        self._cell = CellOutput() if in_notebook() and not quiet else None
         self._next_plain = time.monotonic() + PLAIN_EVERY_S
         self._is_there = False
 
@@ -36,7 +47,9 @@ class StatusLine:
     def show(self, text: str) -> None:
         if self._quiet:
             return
-        if self._in_place:
+        if self._cell:
+            self._cell.show(text)
+        elif self._in_place:
             width = shutil.get_terminal_size().columns - 1
             sys.stderr.write("\r\x1b[2K" + printable(text)[:width])
             sys.stderr.flush()
@@ -48,10 +61,16 @@ class StatusLine:
     def say(self, text: str) -> None:
         """A line that stays."""
         self.clear()
-        if not self._quiet:
+        if self._quiet:
+            return
+        if self._cell:
+            self._cell.say(text)
+        else:
             note(text)
 
     def clear(self) -> None:
+        if self._cell:
+            self._cell.show("")
         if self._is_there:
             self._is_there = False
             with suppress(OSError):
@@ -107,6 +126,58 @@ class ProbeLine(StatusLine):
     def __call__(self, run: Run, spec: Spec) -> None:
         beat = read_json(run.rank_folder(0) / ROUND_FILE, shapes.Round)
         self.show(f"{self._label}: " + (f"round {beat['round']}/{beat['rounds']}" if beat else _starting(spec)))
+
+
+class RaceLive:
+    """The race as it goes: a table in place on a terminal and in a notebook, a line for each start elsewhere."""
+
+    def __init__(self, record: Record, quiet: bool = False, in_place: bool = True) -> None:
+        self._record, self._quiet, self._starts, self._told, self._next = record, quiet, 0, 0, 0.0
+        self._cell = CellOutput() if in_notebook() and not quiet else None
+        self._live: RichLive | None = None
+        if in_place and not quiet and not self._cell and console().is_terminal:
+            from rich.live import Live as RichLive
+
+            self._live = RichLive(console=console(), auto_refresh=False, transient=True)
+
+    def __enter__(self) -> Self:
+        begins = f"{len(self._record.entries)} contenders, up to {self._record.budget.seconds:g} s: starting …"
+        if self._live:
+            self._live.__enter__()
+        elif self._cell:
+            self._cell.show(begins)
+        elif not self._quiet:
+            note(begins)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._live:
+            self._live.__exit__(*error)
+        if self._cell:  # the result has all else
+            self._cell.show(f"{counted(self._starts, 'start')} of {len(self._record.entries)} contenders")
+
+    def __call__(self, race: Race) -> None:
+        """Drawing takes a processor from the contenders, so it is done between rounds, and not after each."""
+        now, self._starts = time.monotonic(), race.starts
+        if now < self._next or self._quiet:
+            return
+        from lockstep.report.race import speed, table
+        from lockstep.report.terminal import table_text
+        from lockstep.turns.folder import state_of
+
+        self._next = now + 1.0
+        if self._live or self._cell:
+            record = state_of(race, self._record, over=False)
+            text = table_text(table(record, race.windows), console())
+            text.append(f"\n{race.starts} starts, {race.elapsed:.0f} of {self._record.budget.seconds:g} s", style="dim")
+            if self._live:
+                self._live.update(text, refresh=True)
+            elif self._cell:
+                self._cell.show(text.plain)
+        elif race.starts > self._told:
+            self._told = race.starts
+            found = "; ".join(f"{ratio.contender}: {speed(ratio)}" for ratio in race.ratios())
+            note(f"{race.elapsed:.0f} s, {race.starts} starts: {found}")
 
 
 def _starting(spec: Spec) -> str:
