@@ -83,6 +83,7 @@ def _lane(name: str, run: Any, spec: Any, rank: Any) -> Any:
     from lockstep.measure.records import StepLog
     from lockstep.measure.trace import Trace, TraceClock
     from lockstep.training import assemble, optimizers
+    from lockstep.training.loss import Loss
     from lockstep.training.precision import Precision
     from lockstep.training.recipe_step import RecipeStep, TrainState
 
@@ -101,7 +102,7 @@ def _lane(name: str, run: Any, spec: Any, rank: Any) -> Any:
     batches = assemble.train_batches(spec, data, device)
     batches.visit(None, 1)
     optimizer = strategy.optimizer(partial(optimizers.build, recipe.optimizer))
-    state = TrainState(model, strategy, optimizer, precision)
+    state = TrainState(model, strategy, optimizer, precision, Loss(recipe))
     step = RecipeStep(recipe, plan, rank, state, batches, SimpleNamespace(clock=clock, log=log))
     taken = 0
 

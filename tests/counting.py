@@ -61,7 +61,7 @@ def main() -> None:
     recipe = msgspec.convert(asked["recipe"], Recipe)
     register(Counting.backend_name, lambda common, _: Counting(common.store, common.group_rank, common.group_size))
     dist.init_process_group(Counting.backend_name, store=dist.HashStore(), rank=0, world_size=placement.ranks)
-    model = models.build(recipe, asked["shape"])
+    model = models.build(recipe, models.blank(tuple(asked["shape"])))
     strategy = strategies.build(placement.strategy, model, placement, torch.device("cpu"))
     optimizer = strategy.optimizer(partial(optimizers.build, recipe.optimizer))
     images = torch.rand(4, *asked["shape"])

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lockstep import models
 from lockstep.cli.commands import COMMANDS
@@ -148,7 +149,7 @@ def test_a_model_that_does_not_work(
         (tmp_path / "net.py").write_text(content)
     recipe = Recipe(model=name, data="embedded")
     with pytest.raises(InputError) as caught:
-        models.check_fits(models.build(recipe), recipe, (1, 28, 28), 10)
+        models.check_fits(models.build(recipe), recipe, torch.zeros(2, 1, 28, 28), 10)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 

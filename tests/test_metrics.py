@@ -102,4 +102,4 @@ def test_the_page_has_the_table_of_units_and_no_other() -> None:
     assert put is not None
     assert json.loads(put.group(1)).keys() == units.UNITS.keys()
     scripts = "".join(path.read_text() for path in SRC.rglob("page/*.js"))
-    assert not re.search('"(ms|GB|MiB|images/s)"', scripts)
+    assert not re.search('"(ms|GB|MiB|samples/s)"', scripts)

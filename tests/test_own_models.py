@@ -79,7 +79,7 @@ def test_all_three_generators_are_seeded_before_the_module_is_imported(own: str)
     code = (
         "import random, sys, numpy, torch; from lockstep import models; from lockstep.recipe import Recipe\n"
         "random.seed(sys.argv[1]); numpy.random.seed(int(sys.argv[1])); torch.manual_seed(int(sys.argv[1]))\n"
-        f"state = models.build(Recipe(model='{own}:Drawn', seed=int(sys.argv[2])), (1, 28, 28)).state_dict()\n"
+        f"state = models.build(Recipe(model='{own}:Drawn', seed=int(sys.argv[2])), torch.zeros(2, 1, 28, 28)).state_dict()\n"
         "print([float(t.double().sum()) for t in state.values()], state['scale'].tolist())"
     )
     start = [sys.executable, "-c", code]
@@ -94,9 +94,9 @@ def test_all_three_generators_are_seeded_before_the_module_is_imported(own: str)
 def test_building_leaves_the_generators_as_they_were(own: str) -> None:
     seeding.seed_all(3)
     before = seeding.state()
-    one = models.build(Recipe(model=f"{own}:Drawn"), (1, 28, 28)).state_dict()
+    one = models.build(Recipe(model=f"{own}:Drawn"), torch.zeros(2, 1, 28, 28)).state_dict()
     assert torch.equal(before, seeding.state())
-    two = models.build(Recipe(model=f"{own}:Drawn"), (1, 28, 28)).state_dict()
+    two = models.build(Recipe(model=f"{own}:Drawn"), torch.zeros(2, 1, 28, 28)).state_dict()
     assert all(torch.equal(one[name], two[name]) for name in one), "imported before or not"
     numbers = (random.random(), random.gauss(0, 1), np.random.rand(), np.random.normal(), torch.rand(1).item())
     seeding.load_state(before)
@@ -280,7 +280,7 @@ def test_models_that_answer_more_than_scores(module_cli: Cli, own: str) -> None:
 def test_an_answer_that_is_not_clear_is_one_line(own: str) -> None:
     recipe = Recipe(model=f"{own}:answers", model_args={"kind": "features"})
     with pytest.raises(InputError, match="dict with the keys features, more, and which part of it are the scores"):
-        models.check_fits(models.build(recipe), recipe, (1, 28, 28), 10)
+        models.check_fits(models.build(recipe), recipe, torch.zeros(2, 1, 28, 28), 10)
 
 
 def test_the_size_of_a_lazy_model_is_that_of_its_data(own: str) -> None:

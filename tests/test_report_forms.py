@@ -236,7 +236,7 @@ def test_numbers_are_written_with_units_of_a_fitting_size() -> None:
     assert [text(0.97775, "percent"), text(1.6, "times"), text(11445.1, "rate"), text(None, "seconds")] == [
         "97.78 %",
         "1.60×",
-        "11,445 images/s",
+        "11,445 samples/s",
         "–",
     ]
     assert span(0.0102, 0.00998, 0.0104, "seconds") == "10.2 ms (9.98–10.4)"

@@ -170,7 +170,7 @@ def test_a_class_of_a_notebook_is_told_how_to_be_named(tmp_path: Path) -> None:
 
 def test_no_suggestion_is_better_than_a_wrong_one() -> None:
     for word, message in (
-        ("loss=mse", "unknown key 'loss': the loss is cross entropy"),
+        ("criterion=mse", "did you mean 'loss'?"),
         ("learning_rate=1", "did you mean 'optimizer.lr'?"),
         ("momentun=1", "did you mean 'optimizer.momentum'?"),
         ("qqq=1", "unknown key 'qqq': known keys are model, "),

@@ -287,7 +287,7 @@ def test_the_reports_mistake_is_said_with_both_clean_designs(tmp_path: Path) -> 
         ({}, {"threads": 2}, {}, "different numbers of cores (2 in 'threads=1', 4 in 'threads=2')"),
         ({"shuffle": False}, {}, {}, "different data or in a different order"),
         ({"seed": 9}, {"pin": False}, {}, "cells have different seeds"),
-        ({"epochs": 1}, {}, {"train_images": 1000}, "different numbers of images"),
+        ({"epochs": 1}, {}, {"train_images": 1000}, "different numbers of samples"),
         ({}, {"pin": False}, {"test_samples": 96}, "different test sets"),
         ({}, {"pin": False}, {"ranks_agree": False}, "the exchange of 'pin=False' did nothing"),
         ({}, {"strategy": "local-sgd"}, {}, "strategy=local-sgd averages weights every 8 steps"),

@@ -24,11 +24,11 @@ from lockstep.text import is_text
 
 NAME = ".index.sqlite"
 # A higher number makes every older index void.
-FORMAT = 3
+FORMAT = 4
 BUSY_S = 5.0
 # Two changes within one tick of the file system's clock leave the same time: what has just changed is not remembered yet.
 SETTLED_NS = 1_000_000_000
-_RESULTS = ("epochs", "test_accuracy", "train_seconds", "images_per_second", "fit_seconds")
+_RESULTS = ("epochs", "test_accuracy", "test_loss", "train_seconds", "images_per_second", "fit_seconds")
 Row = dict[str, Any]
 # What keeps a sound index from being used for now; any other error of SQLite's means that the file is damaged.
 PASSING = {

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lockstep import units
+from lockstep import task, units
 from lockstep.measure.view import RunView
+from lockstep.recipe import Recipe
 
 Kind = Literal["time", "accuracy", "loss", "rate", "size"]
 Better = Literal["less", "more"]
@@ -34,13 +35,18 @@ class Figure:
 
     @property
     def by_ratio(self) -> bool:
-        """Times, rates and sizes are compared by their ratio, accuracies and losses by their difference."""
-        return self.kind not in ("accuracy", "loss")
+        """Times, rates, sizes and losses are compared by their ratio, accuracies by their difference."""
+        return self.kind != "accuracy"
+
+    @property
+    def learned(self) -> bool:
+        """Whether it comes from a training, and not from a clock."""
+        return self.kind in ("accuracy", "loss")
 
     @property
     def of_placement(self) -> bool:
         """Times, rates and sizes belong to the placement, what is learned to the recipe. A time to an accuracy belongs to both."""
-        return self.by_ratio and "{target}" not in self.label
+        return not self.learned and "{target}" not in self.label
 
     @property
     def heading(self) -> str:
@@ -68,11 +74,27 @@ RECORDED: dict[str, Figure] = {
     "train_accuracy": Figure("train accuracy", "accuracy", "percent", "train acc"),
     "test_loss": Figure("test loss", "loss", "number"),
     "test_accuracy": Figure("test accuracy", "accuracy", "percent", "test acc"),
+    "test_top5": Figure("test top-5 accuracy", "accuracy", "percent", "test top5"),
+    "test_mae": Figure("test mean absolute error", "loss", "number", "test mae"),
+    "test_perplexity": Figure("test perplexity", "loss", "number", "test ppl"),
     "train_seconds": Figure("training time", "time", "seconds", "training"),
     "train_cpu_seconds": Figure("CPU time", "time", "seconds"),
     "eval_seconds": Figure("evaluation time", "time", "seconds", "evaluation"),
-    "images_per_second": Figure("images per second", "rate", "number", "images/s"),
+    "images_per_second": Figure("samples per second", "rate", "number", "samples/s"),
 }
+
+
+def recorded(key: str) -> Figure:
+    """The figure of a record's key; that of a metric of the user's own, which is not in the table, is a plain number."""
+    return RECORDED.get(key) or Figure(key.replace("_", " "), "loss", "number")
+
+
+def learned_keys(recipe: Recipe) -> list[str]:
+    """What the records of a recipe's training hold of what it learned: losses, then what else its model is judged by, the first one first."""
+    judged = [f"test_{measure.name}" for measure in task.measures(recipe)]
+    return ["train_loss", *(["train_accuracy"] if recipe.loss == "cross-entropy" else []), "test_loss", *judged]
+
+
 Of = Callable[[RunView, float | None], float | None]
 
 
@@ -172,8 +194,26 @@ METRICS: dict[str, Metric] = {
     ),
     # Counted in a race alone: it takes a profiler, which slows a run down.
     "tensor_memory": Metric("memory of tensors", "size", "bytes", of=lambda run, target: None),
+    "loss": _recorded("test_loss"),
+    "top5": _recorded("test_top5"),
+    "mae": _recorded("test_mae"),
+    "perplexity": _recorded("test_perplexity"),
 }
 USUAL = tuple(name for name, metric in METRICS.items() if metric.usual)
+
+
+def main_metric(recipe: Recipe) -> str:
+    """What a recipe's model is judged by, of the metrics that can be compared: those of the user's own are not known here."""
+    name = task.main_measure(recipe)
+    return name if name in METRICS else "loss"
+
+
+def fitting(metrics: Iterable[str], recipes: Iterable[Recipe]) -> list[str]:
+    """The same metrics for tasks that have no accuracy: what their models are judged by stands in its place."""
+    chosen = list(recipes)
+    if not chosen or any("accuracy" in [measure.name for measure in task.measures(recipe)] for recipe in chosen):
+        return list(metrics)
+    return list(dict.fromkeys(main_metric(chosen[0]) if name == "accuracy" else name for name in metrics))
 
 
 def value(run: RunView, metric: str, target: float | None) -> float | None:

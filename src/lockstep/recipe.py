@@ -110,6 +110,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     normalize: Literal["half", "standard", "none"] = "half"
     """half: (x - 0.5) / 0.5; standard: by the train set's mean and deviation per channel; none: 0..1."""
     augment: Augment = Augment()
+    loss: str = "cross-entropy"
+    """cross-entropy, mse, bce (binary, of logits), next-token, or your own as path/to/file.py:function (docs/tasks.md)."""
+    metrics: str = "auto"
+    """What a model is judged by beside its loss, the first one first: accuracy, top5, mae, perplexity, your own as path/to/file.py:function,
+    or several with commas between them; auto: what is usual for the loss."""
     train_limit: Positive | None = None
     """Use only the first N training samples (for trials)."""
     test_limit: Positive | None = None

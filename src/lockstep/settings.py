@@ -176,6 +176,7 @@ _ALIASES = {
     "batch": "global_batch",
     "batch_size": "global_batch",
     "batchsize": "global_batch",
+    "criterion": "loss",
     "dataset": "data",
     "gpus": "ranks",
     "learning_rate": "optimizer.lr",
@@ -184,16 +185,11 @@ _ALIASES = {
     "workers": "ranks",
     "world_size": "ranks",
 }
-_NO_KEYS = dict.fromkeys(
-    ("loss", "criterion"), "the loss is cross entropy; regularize.label_smoothing, mixup, l1 and l2 change it"
-)
-# Below this likeness a suggestion is a guess: 'loss' is as near to 'hosts' as 0.67.
+# Below this likeness a suggestion is a guess: 'lost' is as near to 'hosts' as 0.67.
 _ALIKE = 0.72
 
 
 def _unknown(key: str) -> str:
-    if key in _NO_KEYS:
-        return f"unknown key '{key}': {_NO_KEYS[key]}"
     keys = all_keys()
     by_last_part = {name.rpartition(".")[2]: name for name in keys}
     near = (

@@ -82,6 +82,9 @@ class Results(TypedDict, total=False):
     train_accuracy: Share | None
     test_loss: Number | None
     test_accuracy: Share | None
+    test_top5: Share | None
+    test_mae: Number | None
+    test_perplexity: Number | None
     int8_loss: Number | None
     int8_accuracy: Share | None
     test_samples: Count | None

@@ -35,7 +35,7 @@ UNITS: dict[str, Unit] = {
     ),
     "percent": Unit([(0.0, 0.01, "%")], "share of 1", places=2),
     "times": Unit([(0.0, 1.0, "×")], "x", places=2),
-    "rate": Unit([(0.0, 1.0, "images/s")], "images/s", digits=4),
+    "rate": Unit([(0.0, 1.0, "samples/s")], "samples/s", digits=4),
     "bandwidth": Unit([(1.0, 1.0, "GB/s"), (0.0, 1e-3, "MB/s")], "GB/s"),
 }
 

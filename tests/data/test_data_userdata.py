@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lockstep.data import open_data, userdata
+from lockstep.data import DataSet, open_data, userdata
 from lockstep.errors import InputError
 from lockstep.plugins import is_spec, load_object
 
@@ -15,6 +15,27 @@ HEAD = """import numpy as np
 X = np.zeros((6, 1, 4, 4), 'uint8')
 Y = np.arange(6) % 3
 ALL = dict(train_images=X, train_labels=Y, test_images=X[:2], test_labels=Y[:2])
+T = np.arange(36).reshape(6, 6) % 6
+
+class Items:
+    def __init__(self, x, y, fails=False):
+        self.x, self.y, self.fails = x, y, fails
+    def __len__(self):
+        return len(self.y)
+    def __getitem__(self, i):
+        if self.fails and i == 3:
+            raise ValueError("no such file")
+        return self.x[i], self.y[i]
+
+class Stream:
+    def __iter__(self):
+        return iter([(X[i], Y[i]) for i in range(4)])
+
+class Counted(Stream):
+    def __init__(self, count=4):
+        self.count = count
+    def __len__(self):
+        return self.count
 """
 
 
@@ -47,6 +68,57 @@ def test_good_data_in_every_form(tmp_path: Path, body: str) -> None:
     assert data.origin.startswith("your own: ")
 
 
+TORCH = "import torch; from torch.utils.data import DataLoader, IterableDataset, TensorDataset; t = torch.from_numpy; "
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return (X, Y), (X[:2], Y[:2])",
+        "return dict(train=Items(X, Y), test=Counted())",
+        TORCH + "return TensorDataset(t(X), t(Y)), TensorDataset(t(X[:2]), t(Y[:2]))",
+        TORCH
+        + "d = TensorDataset(t(X), t(Y)); return DataLoader(d, 2, shuffle=True), DataLoader(d, 3, drop_last=True)",
+        TORCH + "f = lambda items: (torch.stack([x for x, _ in items]), torch.stack([y for _, y in items])); "
+        "d = TensorDataset(t(X), t(Y)); return DataLoader(d, collate_fn=f), d",
+        TORCH + "S = type('S', (Counted, IterableDataset), {}); return S(), S()",
+    ],
+)
+def test_datasets_and_loaders_are_laid_down_as_arrays(
+    tmp_path: Path, body: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = open_data(_write(tmp_path, body), scratch=tmp_path / "scratch")
+    assert data.is_images
+    assert isinstance(data.train_images, np.memmap)
+    assert data.train_labels.tolist() == [0, 1, 2, 0, 1, 2][: len(data.train_labels)]
+    assert data.classes == 3
+    assert ("global_batch, shuffle and seed say" in capsys.readouterr().err) == ("DataLoader(" in body)
+
+
+def test_inputs_of_every_kind(tmp_path: Path) -> None:
+    """What is no image stays as it is: type, shape, names and all."""
+
+    def opened(body: str, name: str) -> DataSet:
+        return open_data(_write(tmp_path, body, f"{name}.py"), scratch=tmp_path / name)
+
+    several = opened("return dict(train=((X / 2, T), Y), test=((X / 2, T), Y), class_weights=[1, 2, 3])", "several")
+    assert [one.dtype.name for one in (several.train_images, *several.train_more)] == ["float64", "int64"]
+    assert (several.keys, several.class_weights, several.is_images) == ((), (1.0, 2.0, 3.0), False)
+    named = opened("return dict(train=dict(a=X, b=T, labels=Y), test=dict(a=X, b=T, labels=Y))", "named")
+    assert (named.keys, named.train_more[0].shape) == (("a", "b"), (6, 6))
+    tokens = opened("return T.astype('uint16'), T.astype('uint16')", "tokens")
+    assert (tokens.train_images.dtype.name, tokens.train_images.shape, tokens.classes) == ("int32", (6, 5), 6)
+    assert np.array_equal(tokens.train_labels[:, :-1], tokens.train_images[:, 1:])
+    padded = opened("P = np.where(T > 3, -100, T); return (T, P), (T, P)", "padded")
+    assert padded.train_labels.min() == -100
+    numbers = opened(
+        "return X[:, 0, 0].astype('float32'), X[:, 0] / 3, X[:, 0, 0].astype('float32'), X[:, 0] / 3", "numbers"
+    )
+    assert (numbers.shape, numbers.train_labels.shape, numbers.classes, numbers.mean) == ((4,), (6, 4, 4), 0, ())
+    several_hot = opened("return X, T > 2, X, T > 2", "several_hot")
+    assert (several_hot.train_labels.dtype.name, several_hot.classes) == ("uint8", 2)
+
+
 def test_names_of_classes_and_more_classes_than_a_byte_holds(tmp_path: Path) -> None:
     given = "return dict(ALL, classes=['a', 'b', 'c'])"
     assert open_data(_write(tmp_path, given), scratch=tmp_path / "a").class_names == ("a", "b", "c")
@@ -68,21 +140,44 @@ def test_without_scratch_it_leaves_nothing_in_the_cache(tmp_path: Path, cache: P
     ("body", "reason"),
     [
         ("return None", "must return a mapping or a tuple .* and returned NoneType"),
-        ("return X, Y", "returned 2 values"),
+        ("return X, Y", "train has no targets: give .* sequences of tokens"),
+        ("return X, Y, X", "returned 3 values"),
         ("return dict(train_images=X)", "without train_labels, test_images, test_labels"),
         (
             "return dict(ALL, clases=3)",
             "unknown keys clases",
         ),
-        ("return X / 255, Y, X, Y", "train_images is float64; give uint8 from 0 to 255: .*astype"),
-        ("return X.astype('int64'), Y, X, Y", "train_images is int64; give uint8"),
-        ("return X, Y, X.reshape(6, 16), Y", r"test_images has shape \(6, 16\); give \(N, C, H, W\)"),
+        ("return X.astype(str), Y, X, Y", "train_images is <U3; give numbers"),
+        ("return X, Y, X.reshape(6, 16), Y", r"train and test images differ in shape: \(1, 4, 4\) and \(16,\)"),
         ("return X.repeat(3, 1).transpose(0, 2, 3, 1), Y, X, Y", r"looks like \(N, H, W, C\)"),
         ("return X, Y[:5], X, Y", "6 train_images and 5 train_labels"),
         ("return X, Y, X, Y - 1", "test_labels has the negative label -1"),
-        ("return X, Y * 1.0, X, Y", "train_labels is float64; give whole numbers"),
-        ("return X, Y == 1, X, Y", "train_labels is bool"),
-        ("return X, Y[:, None], X, Y", r"train_labels has shape \(6, 1\)"),
+        ("return X, Y * 1.0, X, Y", "train and test labels differ in type: float64 and int64"),
+        ("return X, Y * np.nan, X, Y * 1.0", "train_labels has 6 values that are not finite"),
+        ("return X, Y[:, None], X, Y", r"train and test labels differ in shape: \(1,\) and \(\)"),
+        ("return X, Y * 1.0, X, Y * 1.0, 3", "'classes' is stated, but train_labels is float64"),
+        ("return dict(ALL, class_weights=[1, 2])", "2 class_weights for 3 classes"),
+        ("return dict(ALL, class_weights=[1, -2, 1])", "'class_weights' must be numbers from 0 on"),
+        ("return dict(ALL, class_weights=3)", "'class_weights' must be a list of numbers"),
+        ("return dict(train=(T, T), test=(T, T), classes=3)", "train_labels has token 5, but the classes are 0 to 2"),
+        ("return dict(train=X)", "without test"),
+        ("return X, X", "train has no targets"),
+        ("return Items(X, Y), 3", "test is int"),
+        ("return dict(train=dict(a=X), test=dict(a=X))", "train is a mapping without 'labels'"),
+        ("return (X, T), ((X, X), T)", "train and test have different inputs"),
+        ("return Items(X, Y), Items(X, Y[:0])", "test is empty"),
+        (
+            "return Items(X, [1, 2.5]), Items(X, Y)",
+            "sample 1 is float64 .*, and sample 0 int64 .*: all samples must be alike; pad",
+        ),
+        (
+            "return Items([X[0], X[0, :, :2]], Y), Items(X, Y)",
+            r"sample 1 is uint8 \(1, 2, 4\), and sample 0 uint8 \(1, 4, 4\)",
+        ),
+        ("return Items(X, [object()] * 6), Items(X, Y)", "sample 0: object cannot become an array"),
+        ("return Items(X, Y, fails=True), Items(X, Y)", "sample 3 raised ValueError: no such file"),
+        ("return Stream(), Items(X, Y)", "train is Stream without a length: give it __len__"),
+        ("return Counted(5), Items(X, Y)", "train has the length 5 and gave 4 samples"),
         ("return X, Y, X, Y, 2", "train_labels has label 2, but the classes are 0 to 1"),
         ("return X, Y, X, Y, 'three'", "'classes' must be a number above 0"),
         ("return X, Y, X, Y, True", "'classes' must be a number above 0"),
@@ -91,7 +186,7 @@ def test_without_scratch_it_leaves_nothing_in_the_cache(tmp_path: Path, cache: P
         ("return X.tolist(), Y, X, Y", "train_images is list; give a numpy array or a tensor"),
         ("return X, Y, X[:, :, :3], Y", "train and test images differ in shape"),
         ("return X, Y + 10**9, X, Y", "state 'classes'"),
-        ("raise KeyError('no\\n  such column')", r"raised KeyError: .*\(mine.py line 6\)"),
+        ("raise KeyError('no\\n  such column')", r"raised KeyError: .*\(mine.py line 27\)"),
         ("import sys; sys.exit(3)", "raised SystemExit: 3"),
         (
             "import no_such_module_at_all",

@@ -53,7 +53,7 @@ def list_(as_json: bool) -> None:
     rows = [
         {
             "name": fact["name"],
-            "images": f"{fact['train']:,} + {fact['test']:,}",
+            "samples": f"{fact['train']:,} + {fact['test']:,}",
             "shape": "x".join(map(str, fact["shape"])),
             "classes": str(fact["classes"]),
             "licence": fact["licence"],
@@ -118,7 +118,7 @@ def verify(names: tuple[str, ...], as_json: bool) -> None:
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write a PNG file instead.")
 @data_root_option
 def show(name: str, count: int, split: str, output: Path | None, data_root: str | None) -> None:
-    """Show images in the terminal or as a PNG file.
+    """Show images (or text) in the terminal, or images as a PNG file.
 
     NAME is a known data set, or your own as package.module:callable or path/to/file.py:callable.
     """
@@ -127,6 +127,9 @@ def show(name: str, count: int, split: str, output: Path | None, data_root: str 
     from lockstep.data.picture import as_text, save_png
 
     data = open_data(name, data_root)
+    if not data.is_images:
+        _show_text(data, split, count, output)
+        return
     images, labels = _chosen(data, split, count)
     if output is not None:
         save_png(output, images, labels)
@@ -137,6 +140,23 @@ def show(name: str, count: int, split: str, output: Path | None, data_root: str 
     width = shutil.get_terminal_size((120, 24)).columns
     # color=True: click would otherwise take the colours out again where it thinks best.
     click.echo(as_text(images, labels, width, colour), nl=False, color=colour)
+
+
+def _show_text(data: DataSet, split: str, count: int, output: Path | None) -> None:
+    """Sequences of characters as they read; of other inputs there is nothing to look at."""
+    inputs = data.train_images if split == "train" else data.test_images
+    readable = (
+        inputs.ndim == 2
+        and inputs.dtype.kind in "iu"
+        and data.classes
+        and all(len(name) == 1 for name in data.class_names)
+    )
+    if output is not None or not readable:
+        raise InputError(
+            f"data {data.name}: inputs {inputs.dtype} of shape {tuple(inputs.shape)} are no images to show"
+        )
+    for row in inputs[:count]:
+        click.echo(repr("".join(data.class_names[token] for token in row))[1:-1])
 
 
 def _chosen(data: DataSet, split: str, count: int) -> tuple[Any, list[str]]:

@@ -42,7 +42,7 @@ def command(own: tuple[str, ...], shape: str | None, as_json: bool) -> None:
             "model": row["name"],
             "parameters": f"{row['parameters']:,}",
             "gradient bytes": f"{row['gradient_bytes']:,}",
-            "MFLOP an image, forward": "–" if row["flops"] is None else f"{row['flops'] / 1e6:,.2f}",
+            "MFLOP a sample, forward": "–" if row["flops"] is None else f"{row['flops'] / 1e6:,.2f}",
             "input": "x".join(map(str, row["shape"])) if row["shape"] else "by the data",
             "what": row["about"],
         }
@@ -51,19 +51,19 @@ def command(own: tuple[str, ...], shape: str | None, as_json: bool) -> None:
     print_records(shown, right=(1, 2, 3))
 
 
-def _facts(name: str, shape: tuple[int, int, int] | None, about: str) -> dict[str, Any]:
+def _facts(name: str, shape: tuple[int, ...] | None, about: str) -> dict[str, Any]:
     """Counted on the model itself, not from a table; a multiply-add is two FLOPs."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from lockstep.models import build
+    from lockstep.models import blank, build
     from lockstep.recipe import Recipe
 
     model = build(Recipe(model=name)).eval()
     flops = None
     if shape is not None:
         with FlopCounterMode(display=False) as counter, torch.no_grad():
-            model(torch.zeros(1, *shape))
+            model(blank(shape)[:1])
         flops = counter.get_total_flops()
     trained = [p for p in model.parameters() if p.requires_grad]
     return {

@@ -179,7 +179,7 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
                 "step ms": _ms(row["step_ms"]),
                 "interval ms": f"{_ms(interval[0])}–{_ms(interval[1])}" if interval else "not checked",
                 **{part: _ms(row[f"{part}_ms"]) for part in parts},
-                "images/s": f"{row['images_per_second']:,.0f}",
+                "samples/s": f"{row['images_per_second']:,.0f}",
                 "speed-up": f"{row['speed_up']:.2f}",
                 "efficiency": f"{row['efficiency']:.0%}",
             }

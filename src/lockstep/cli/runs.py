@@ -13,7 +13,7 @@ from lockstep.cli.output import note, print_json, print_table
 from lockstep.run import runs_root
 from lockstep.units import clock
 
-FIGURES = ("test_accuracy", "train_seconds", "images_per_second")
+FIGURES = ("train_seconds", "images_per_second")
 
 EPILOG = """\b
 Examples:
@@ -36,23 +36,26 @@ def command(runs: Path | None, everything: bool, as_json: bool) -> None:
     from lockstep.metrics import RECORDED
 
     shown = found if everything else found[-20:]
+    # What a regression has instead of an accuracy.
+    other = any(row["test_accuracy"] is None and row["test_loss"] is not None for row in shown)
+    figures = ("test_accuracy", *(["test_loss"] if other else []), *FIGURES)
     if not found:
         note(f"no runs in {root}: start one with 'lockstep run', or name another folder with --runs")
         return
     print_table(
-        ["id", "state", "ranks", "batch", "epochs", *(RECORDED[name].heading for name in FIGURES), "age"],
+        ["id", "state", "ranks", "batch", "epochs", *(RECORDED[name].heading for name in figures), "age"],
         [
             [
                 row["id"],
                 row["state"],
                 str(row["ranks"]),
                 *("–" if row[name] is None else str(row[name]) for name in ("global_batch", "epochs")),
-                *(RECORDED[name].text(row[name]) for name in FIGURES),
+                *(RECORDED[name].text(row[name]) for name in figures),
                 clock(max(0.0, time.time() - row["created"])),
             ]
             for row in shown
         ],
-        right=(2, 3, 4, 5, 6, 7, 8),
+        right=tuple(range(2, 6 + len(figures))),
         spare=(4, 3, 2),
     )
     if len(shown) < len(found):

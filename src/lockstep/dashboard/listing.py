@@ -27,7 +27,7 @@ SHARE = 0.03
 # The columns that hold figures, and how the page names and writes them.
 FIGURES = {
     name: {"label": figure.label, "unit": figure.unit, "better": figure.better}
-    for name in ("test_accuracy", "train_seconds", "images_per_second")
+    for name in ("test_accuracy", "test_loss", "train_seconds", "images_per_second")
     if (figure := RECORDED[name])
 }
 Sort = Literal[
@@ -39,6 +39,7 @@ Sort = Literal[
     "global_batch",
     "epochs",
     "test_accuracy",
+    "test_loss",
     "train_seconds",
     "images_per_second",
 ]

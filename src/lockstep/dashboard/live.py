@@ -9,13 +9,13 @@ from typing import Any
 from lockstep.dashboard import stopping
 from lockstep.dashboard.steps import LiveSteps
 from lockstep.dashboard.tail import Changes, Text
-from lockstep.report.curves import CURVES, by_epoch
+from lockstep.report.curves import by_epoch, curves_of
 from lockstep.report.subject import of_runs
 from lockstep.report.views import Bars, Lines
 from lockstep.run import DAMAGED, OVER, Run, Spec
 
-# The plots that are drawn live, in this order; the report of a running run leaves them out.
-LIVE_PLOTS = ("loss-by-step", "step", "accuracy", "loss")
+# The plots that are drawn live beside the learning curves; the report of a running run leaves both out.
+LIVE_PLOTS = ("loss-by-step", "step")
 STOP_CHECK_S = 5.0
 Event = tuple[str, Any]
 
@@ -57,7 +57,7 @@ class LiveRun:
             found += self._steps.charts()
         if self._epochs.look():
             subject = of_runs([self._run])
-            found += [chart for name in CURVES if (chart := by_epoch(subject, name))]
+            found += [chart for name in curves_of(subject) if (chart := by_epoch(subject, name))]
         return found
 
     def state(self) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from lockstep.data.catalog import Entry, check_name, find, known_data
 from lockstep.plugins import is_spec
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from lockstep.data.resident import Resident
@@ -32,20 +31,30 @@ class DataSet:
     name: str
     classes: int
     class_names: tuple[str, ...]
-    train_images: NDArray[np.uint8]  # (N, C, H, W), a read-only memory map
-    train_labels: NDArray[Any]  # (N,), uint8, or int64 with more than 256 classes
-    test_images: NDArray[np.uint8]
+    train_images: NDArray[
+        Any
+    ]  # the (first) input of each sample: images are uint8 (N, C, H, W); a read-only memory map
+    train_labels: NDArray[Any]  # the targets: classes are uint8 (N,), or int64 with more than 256 of them
+    test_images: NDArray[Any]
     test_labels: NDArray[Any]
-    mean: tuple[float, ...]  # per channel, on the 0..1 scale, of the train set
+    mean: tuple[float, ...]  # of images, per channel, on the 0..1 scale, of the train set
     std: tuple[float, ...]
     origin: str  # one line: where it came from
     folder: Path
+    train_more: tuple[NDArray[Any], ...] = ()  # the further inputs of a sample, where it has several
+    test_more: tuple[NDArray[Any], ...] = ()
+    keys: tuple[str, ...] = ()  # the names by which the model takes its inputs; none: in their order
+    class_weights: tuple[float, ...] = ()
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of an image."""
-        _, channels, height, width = self.train_images.shape
-        return channels, height, width
+    def shape(self) -> tuple[int, ...]:
+        """Of one sample's (first) input: channels, height and width of an image."""
+        return tuple(self.train_images.shape[1:])
+
+    @property
+    def is_images(self) -> bool:
+        """Whether its inputs are pictures in bytes, which Lockstep normalizes and augments."""
+        return bool(self.mean) and not self.keys and not self.train_more
 
 
 def open_data(
@@ -60,7 +69,7 @@ def open_data(
 
     A known set is looked for in `data_root`, in the cache, in system packages, at public mirrors and
     through package managers, and prepared once under a lock however many processes ask. A user's own set is
-    laid down in `scratch`, which is to be a folder of the run. `offline` (or LOCKSTEP_OFFLINE=1) forbids
+    laid down in `scratch`, which is to be a folder of the run (docs/data.md has the forms that it may have). `offline` (or LOCKSTEP_OFFLINE=1) forbids
     the network; `quiet` silences everything but warnings. Raises InputError for what the user can mend,
     DataError when the data cannot be had.
     """
@@ -93,4 +102,13 @@ def _data_set(found: Resident, origin: str) -> DataSet:
         std=tuple(meta.std),
         origin=origin,
         folder=found.folder,
+        train_more=_further(arrays, "train"),
+        test_more=_further(arrays, "test"),
+        keys=tuple(meta.keys or ()),
+        class_weights=tuple(meta.class_weights or ()),
     )
+
+
+def _further(arrays: dict[str, Any], split: str) -> tuple[Any, ...]:
+    names = [name for name in arrays if name.startswith(f"{split}-images-")]
+    return tuple(arrays[name] for name in sorted(names, key=lambda name: int(name.rpartition("-")[2])))

@@ -7,6 +7,7 @@ What is random about a sample is drawn from (seed, epoch, sample): see keyed.py.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,14 +17,18 @@ from torch import Tensor
 from lockstep import keyed
 from lockstep.data import DataSet
 from lockstep.data.augment import Augmenter, Decisions
+from lockstep.data.inputs import Inputs
 from lockstep.recipe import Augment, Recipe
+from lockstep.task import IGNORED
 
 
 class Batch(NamedTuple):
     """What a training step takes. What the recipe does not need is None, and has cost nothing."""
 
-    images: Tensor
+    images: Inputs
+    """What the model is called with: images, or whatever the data set has as inputs."""
     labels: Tensor
+    """The targets: classes, or whatever the loss compares with."""
     keys: Tensor | None = None
     """What the random numbers of each sample are drawn from (keyed.py)."""
     others: Tensor | None = None
@@ -48,7 +53,7 @@ def shared_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
         return torch.from_numpy(array)
 
 
-class _Drawn(NamedTuple):
+class Drawn(NamedTuple):
     """Some samples with all that is random about them."""
 
     samples: Tensor
@@ -63,8 +68,8 @@ class _Block(NamedTuple):
     step: int
     size: int
     batches: int
-    own: _Drawn
-    partners: _Drawn | None
+    own: Drawn
+    partners: Drawn | None
     share: Tensor | None
 
     def part(self, low: int, high: int) -> slice | None:
@@ -93,7 +98,10 @@ class Batches:
         self.count = len(labels)
         # On a CPU the images stay where they are mapped; a GPU gets its own copy once.
         self._images = shared_tensor(images).to(device)
-        self._labels = torch.from_numpy(np.asarray(labels, dtype=np.int64)).to(device)
+        self._labels = _targets(labels).to(device)
+        self._units = _units(labels, data.class_weights, recipe.loss, device)
+        self.one_class = labels.ndim == 1 and recipe.loss == "cross-entropy"
+        """Whether each sample has one class, which a model gets right or not."""
         self._order: torch.Tensor | None = None
         self._epoch = 0
         self._block: _Block | None = None
@@ -103,7 +111,7 @@ class Batches:
         self._seed = recipe.seed
         self._device, self._format = device, memory_format
         self._scale, self._shift = _normalisation(data, recipe, device)
-        self._augment = Augmenter(recipe.augment, data.shape, device) if recipe.augment != Augment() else None
+        self._augment = Augmenter(recipe.augment, _picture(data.shape), device) if recipe.augment != Augment() else None
         self._mixup = keyed.Beta(recipe.regularize.mixup) if recipe.regularize.mixup else None
         self.keyed = bool(self._augment or self._mixup or recipe.regularize.dropout)
         """Whether training batches carry keys. A model with dropout of its own needs them too (layers.needs_keys)."""
@@ -113,7 +121,18 @@ class Batches:
         self._order = None if order is None else order.to(self._device)
         self._epoch, self._block = epoch, None
 
-    def take(self, low: int, high: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def units(self, first: int, count: int) -> float:
+        """What the loss over these samples of the current order is divided by: their number, that of their tokens, or the weights of their
+        classes. Every rank knows it of the whole global batch, without asking the others."""
+        if self._units is None:
+            return count
+        return float(
+            self._units[first : first + count].sum()
+            if self._order is None
+            else self._units[self._order[first : first + count]].sum()
+        )
+
+    def take(self, low: int, high: int) -> tuple[Inputs, torch.Tensor]:
         """The samples at positions low to high of the current order: float images and their labels."""
         if self._order is None:
             raw, labels = self._images[low:high], self._labels[low:high]
@@ -138,6 +157,8 @@ class Batches:
         if block.partners is None or block.share is None:
             return Batch(images, labels, block.own.keys[part])
         others, other_labels = self._augmented(block.partners, part)
+        assert isinstance(images, Tensor)
+        assert isinstance(others, Tensor)
         share = block.share[part]
         # share x image + (1 - share) x other
         blended = others.add_(images.sub_(others).mul_(share.view(-1, 1, 1, 1)))
@@ -161,12 +182,12 @@ class Batches:
         share = self._mixup(keyed.uniform(own.keys, keyed.Stream.SHARE, 1)[:, 0])
         return _Block(low, step, size, batches, own, partners, share)
 
-    def _drawn(self, samples: Tensor) -> _Drawn:
+    def _drawn(self, samples: Tensor) -> Drawn:
         """A sample has the same augmentation wherever it is used in an epoch."""
         keys = keyed.sample_keys(self._seed, self._epoch, samples)
-        return _Drawn(samples, keys, None if self._augment is None else self._augment.decide(keys))
+        return Drawn(samples, keys, None if self._augment is None else self._augment.decide(keys))
 
-    def _augmented(self, drawn: _Drawn, part: slice) -> tuple[Tensor, Tensor]:
+    def _augmented(self, drawn: Drawn, part: slice) -> tuple[Inputs, Tensor]:
         chosen = drawn.samples[part]
         images, labels = self._images.index_select(0, chosen), self._labels.index_select(0, chosen)
         if self._augment is not None and drawn.decisions is not None:
@@ -181,6 +202,27 @@ class Batches:
         floats = images.to(torch.float32)
         result = torch.empty_like(floats, memory_format=self._format)
         return torch.mul(floats, self._scale, out=result).add_(self._shift)
+
+
+def _targets(labels: np.ndarray[Any, Any]) -> Tensor:
+    """One class a sample as int64, which the loss takes; what is larger stays where it is mapped."""
+    if labels.ndim == 1 and labels.dtype.kind in "iu":
+        return torch.from_numpy(np.asarray(labels, dtype=np.int64))
+    return shared_tensor(labels)
+
+
+def _units(labels: np.ndarray[Any, Any], weights: Sequence[float], loss: str, device: torch.device) -> Tensor | None:
+    """How much each sample counts in what the loss is divided by; None where each counts 1."""
+    if loss not in ("cross-entropy", "next-token") or (labels.ndim == 1 and not weights):
+        return None
+    counted = labels != IGNORED
+    of_each = np.asarray(weights, np.float64)[np.where(counted, labels, 0)] * counted if weights else counted
+    return torch.from_numpy(of_each.reshape(len(labels), -1).sum(1, dtype=np.float64)).to(device)
+
+
+def _picture(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    channels, height, width = shape
+    return channels, height, width
 
 
 def _normalisation(data: DataSet, recipe: Recipe, device: torch.device) -> tuple[Any, Any]:

@@ -53,7 +53,8 @@ class Entry:
 
     name: str
     kind: Literal["idx", "cifar", "drawn"]
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
+    """Of an image, or the length of a sequence of tokens."""
     class_names: tuple[str, ...]
     train: int
     test: int
@@ -72,7 +73,7 @@ class Entry:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Images for training and for the test."""
+        """Samples for training and for the test."""
         return self.train, self.test
 
 
@@ -178,9 +179,21 @@ CIFAR10 = Entry(
 
 EMBEDDED = _drawn("embedded", (1, 28, 28), _DIGITS, "digits")
 EMBEDDED_COLOR = _drawn("embedded-color", (3, 32, 32), _SHAPES, "colour shapes")
+EMBEDDED_TEXT = Entry(
+    name="embedded-text",
+    kind="drawn",
+    shape=(64,),
+    class_names=tuple(map(chr, range(128))),
+    train=8_000,
+    test=1_000,
+    licence="Apache-2.0 (written by Lockstep)",
+    about="sentences of a small grammar, as ASCII codes; needs no network",
+)
 
 # The one table that the rest reads, so that a test (or a site with a mirror of its own) can put its entry in.
-CATALOG: dict[str, Entry] = {entry.name: entry for entry in (MNIST, FASHION, CIFAR10, EMBEDDED, EMBEDDED_COLOR)}
+CATALOG: dict[str, Entry] = {
+    entry.name: entry for entry in (MNIST, FASHION, CIFAR10, EMBEDDED, EMBEDDED_COLOR, EMBEDDED_TEXT)
+}
 # Other spellings in use for the same sets.
 ALIASES = {"fashion": "fashion-mnist", "fashionmnist": "fashion-mnist", "fashion_mnist": "fashion-mnist",
            "cifar": "cifar10", "cifar-10": "cifar10"}  # fmt: skip
@@ -219,7 +232,7 @@ def _resized(name: str, sized: re.Match[str]) -> Entry:
     train = int(sized["train"])
     test = int(sized["test"]) if sized["test"] else max(1, train // 6)
     if not (1 <= train <= _MOST and 1 <= test <= _MOST):
-        raise InputError(f"data '{name}': the number of images must be from 1 to {_MOST:,}")
+        raise InputError(f"data '{name}': the number of samples must be from 1 to {_MOST:,}")
     if (train, test) == entry.counts:
         return entry
     return replace(entry, name=f"{entry.name}@{train}+{test}", train=train, test=test)

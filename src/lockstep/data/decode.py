@@ -178,7 +178,8 @@ def to_arrays(entry: Entry, contents: dict[str, bytes]) -> dict[str, NDArray[np.
             for part in parts:
                 arrays[f"{split}-{part.role}"] = read_idx(contents[part.name])
         else:
-            batches = [read_batch(contents[part.name], entry.shape) for part in parts]
+            channels, height, width = entry.shape
+            batches = [read_batch(contents[part.name], (channels, height, width)) for part in parts]
             arrays[f"{split}-images"] = np.concatenate([images for images, _ in batches])
             arrays[f"{split}-labels"] = np.concatenate([labels for _, labels in batches])
         count = entry.train if split == "train" else entry.test

@@ -54,13 +54,13 @@ def draw(name: str, split: str, count: int) -> tuple[NDArray[np.uint8], NDArray[
     labels = np.empty(count, np.uint8)
     for block, start in enumerate(range(0, count, _BLOCK)):
         stop = min(start + _BLOCK, count)
-        dice = _Dice((SEED, style.colours, split == "test", block))
+        dice = Dice((SEED, style.colours, split == "test", block))
         drawn, kinds = _draw_block(style, fields, starts, dice)
         images[start:stop], labels[start:stop] = drawn[: stop - start], kinds[: stop - start]
     return images, labels
 
 
-class _Dice:
+class Dice:
     """Uniform numbers from the raw stream of PCG64, 24 bits each, so that they are exact in float32."""
 
     def __init__(self, key: tuple[int, ...]) -> None:
@@ -81,7 +81,7 @@ class _Dice:
 
 
 def _draw_block(
-    style: Style, fields: Floats, starts: list[list[int]], dice: _Dice
+    style: Style, fields: Floats, starts: list[list[int]], dice: Dice
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """A whole block: always all of it, so that an image does not depend on how many are wanted."""
     labels = (np.argsort(dice.raw(_BLOCK), kind="stable") % len(starts)).astype(np.uint8)
@@ -98,7 +98,7 @@ def _draw_block(
     return _coloured(style, ink, stray, dice), labels
 
 
-def _warp(style: Style, dice: _Dice) -> tuple[Floats, Floats]:
+def _warp(style: Style, dice: Dice) -> tuple[Floats, Floats]:
     """Where in the glyph each pixel looks: turned, stretched, slanted, shifted and bent, per image."""
     one = np.float32(1)
     half = np.float32((style.side - 1) / 2)
@@ -116,7 +116,7 @@ def _warp(style: Style, dice: _Dice) -> tuple[Floats, Floats]:
     return x + _bend(style, dice), y + _bend(style, dice)
 
 
-def _bend(style: Style, dice: _Dice) -> Floats:
+def _bend(style: Style, dice: Dice) -> Floats:
     """A smooth random displacement: a coarse grid of numbers, spread over the pixels by straight lines."""
     knots = dice.uniform(-style.bend, style.bend, _BLOCK, 4, 4)
     position = np.arange(style.side, dtype=np.float32) * np.float32(3) / np.float32(style.side - 1)
@@ -145,7 +145,7 @@ def _look_up(fields: Floats, glyphs: NDArray[Any], x: Floats, y: Floats) -> Floa
     return result
 
 
-def _stray_line(style: Style, dice: _Dice) -> Floats:
+def _stray_line(style: Style, dice: Dice) -> Floats:
     """The distance, in glyph units, of each pixel to a short line somewhere in the image."""
     line = np.arange(style.side, dtype=np.float32) * np.float32(100 / style.side)
     x0, y0 = (dice.uniform(0, 100, _BLOCK, 1, 1) for _ in range(2))
@@ -163,14 +163,14 @@ def _soft(depth: Floats, shape: tuple[int, ...]) -> Floats:
     return np.broadcast_to(ink, shape)
 
 
-def _noise(style: Style, dice: _Dice, *shape: int) -> Floats:
+def _noise(style: Style, dice: Dice, *shape: int) -> Floats:
     """Grain around zero: two bytes added, so that small values are the usual ones."""
     pair = dice.octets(2, *shape).astype(np.float32)
     result: Floats = (pair[0] + pair[1] - np.float32(255)) * np.float32(style.noise / 255)
     return result
 
 
-def _grey(style: Style, ink: Floats, stray: Floats, dice: _Dice) -> NDArray[np.uint8]:
+def _grey(style: Style, ink: Floats, stray: Floats, dice: Dice) -> NDArray[np.uint8]:
     paper = dice.uniform(0, 60, _BLOCK, 1, 1)
     strength = dice.uniform(90, 195, _BLOCK, 1, 1)
     faint = strength * dice.uniform(0.3, 0.9, _BLOCK, 1, 1)
@@ -178,7 +178,7 @@ def _grey(style: Style, ink: Floats, stray: Floats, dice: _Dice) -> NDArray[np.u
     return _to_bytes(value)
 
 
-def _coloured(style: Style, ink: Floats, stray: Floats, dice: _Dice) -> NDArray[np.uint8]:
+def _coloured(style: Style, ink: Floats, stray: Floats, dice: Dice) -> NDArray[np.uint8]:
     """A bright colour on a darker one, with a slope of light; the class says nothing about either."""
     paper = dice.uniform(0, 120, _BLOCK, 3, 1, 1)
     colour = paper + dice.uniform(50, 135, _BLOCK, 3, 1, 1)

@@ -1,4 +1,6 @@
-"""The form in which every rank reads a data set: four .npy files, memory-mapped, and `meta.json` beside them.
+"""The form in which every rank reads a data set: .npy files, memory-mapped, and `meta.json` beside them.
+
+There are four, and more where a sample has several inputs: train-images.npy, train-images-1.npy, … Inputs that are no images are called so too.
 
 The pages are shared by all ranks of a host. `meta.json` is written last and removed first, so a folder
 without it is not a data set; sizes and shapes are checked against it on every open, hashes only by
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 META = "meta.json"
 ARRAYS = ("train-images", "train-labels", "test-images", "test-labels")
+_FURTHER = re.compile(r"((?:train|test)-images-[1-9]\d{0,3})\.npy")
 
 
 class FileFact(msgspec.Struct, forbid_unknown_fields=True):
@@ -46,8 +50,8 @@ class Meta(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     classes: int
     class_names: list[str]
-    counts: dict[str, int]  # images per split
-    shape: tuple[int, int, int]
+    counts: dict[str, int]  # samples per split
+    shape: tuple[int, ...]  # of a sample's first input
     mean: list[float]
     std: list[float]
     origin: str
@@ -55,6 +59,14 @@ class Meta(msgspec.Struct, forbid_unknown_fields=True):
     format: int = FORMAT
     edition: int = 0  # of the program that drew it, for sets that are drawn
     roots: dict[str, RootFact] = msgspec.field(default_factory=dict)
+    # Not written where they are not set: versions that do not know them share the cache.
+    keys: list[str] | msgspec.UnsetType = msgspec.UNSET  # by which the model takes its inputs
+    class_weights: list[float] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def arrays(self) -> list[str]:
+        """The names of its files, without .npy."""
+        return [*ARRAYS, *(found[1] for name in self.files if (found := _FURTHER.fullmatch(name)))]
 
 
 @dataclass(frozen=True)
@@ -75,13 +87,13 @@ class Resident:
 def describe(name: str, class_names: Sequence[str], arrays: Mapping[str, NDArray[Any]], origin: str) -> Meta:
     """What `meta.json` says about arrays, as far as it does not depend on their files."""
     images = arrays["train-images"]
-    mean, std = statistics(images)
+    mean, std = statistics(images) if is_images(images) else ([], [])
     return Meta(
         name=name,
         classes=len(class_names),
         class_names=list(class_names),
         counts={"train": len(images), "test": len(arrays["test-images"])},
-        shape=(images.shape[1], images.shape[2], images.shape[3]),
+        shape=images.shape[1:],
         mean=mean,
         std=std,
         origin=origin,
@@ -89,14 +101,19 @@ def describe(name: str, class_names: Sequence[str], arrays: Mapping[str, NDArray
     )
 
 
+def is_images(array: NDArray[Any]) -> bool:
+    """Bytes of shape (N, C, H, W). They are normalized and augmented; everything else goes to the model as it is."""
+    return array.dtype.name == "uint8" and array.ndim == 4
+
+
 def write(folder: Path, meta: Meta, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Write the arrays and `meta.json` into an empty folder and make them reach the disk."""
     import numpy as np
 
-    for name in ARRAYS:
+    for name, given in arrays.items():
         path = folder / f"{name}.npy"
         with path.open("wb") as stream:
-            array = np.ascontiguousarray(arrays[name])
+            array = np.ascontiguousarray(given)
             # Not np.save: on a full disk it does not say that the disk is full.
             np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(array))
             stream.write(array.data)
@@ -115,8 +132,8 @@ def install(made: Path, folder: Path) -> None:
     """Move a finished data set into its place. A kill at any moment leaves no `meta.json` or a whole set."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / META).unlink(missing_ok=True)
-    for name in ARRAYS:
-        (made / f"{name}.npy").replace(folder / f"{name}.npy")
+    for path in made.glob("*.npy"):
+        path.replace(folder / path.name)
     (made / META).replace(folder / META)
 
 
@@ -141,7 +158,7 @@ def inspect(folder: Path) -> Meta | Damage | None:
     meta = read_meta(folder)
     if not isinstance(meta, Meta):
         return meta
-    for name in ARRAYS:
+    for name in meta.arrays:
         path = folder / f"{name}.npy"
         fact = meta.files.get(path.name)
         if fact is None:
@@ -164,7 +181,7 @@ def open_folder(folder: Path) -> Resident | Damage | None:
     if not isinstance(meta, Meta):
         return meta
     arrays: dict[str, Any] = {}
-    for name in ARRAYS:
+    for name in meta.arrays:
         path = folder / f"{name}.npy"
         fact = meta.files[path.name]
         try:

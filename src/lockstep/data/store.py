@@ -179,9 +179,10 @@ def _make(
 
 
 def _draw(entry: Entry) -> dict[str, NDArray[np.uint8]]:
-    from lockstep.data.embedded import draw
+    from lockstep.data import embedded, text
 
     name = entry.name.partition("@")[0]
+    draw = text.draw if name == "embedded-text" else embedded.draw
     train, test = draw(name, "train", entry.train), draw(name, "test", entry.test)
     return dict(zip(resident.ARRAYS, (*train, *test), strict=True))
 

@@ -1,6 +1,7 @@
-"""A user's own data set: a callable that returns arrays, called once per host and laid down for all ranks.
+"""A user's own data set: a callable that returns arrays or Datasets (forms.py), called once per host and laid down for all ranks.
 
-Arrays may be numpy's or tensors: whatever has `.numpy()` is asked for it, so torch is not imported here.
+Pictures in bytes are images, which Lockstep normalizes and augments. Everything else goes to the model as it is. Whole numbers as targets are
+classes, numbers with a point are what they are.
 """
 
 from __future__ import annotations
@@ -15,16 +16,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.data import resident
+from lockstep.data import forms, resident
+from lockstep.data.forms import Split
 from lockstep.data.logger import Logger
 from lockstep.data.resident import Resident
 from lockstep.data.workspace import working_folder
 from lockstep.errors import InputError
 from lockstep.files import locked
 from lockstep.plugins import load_object, one_line
+from lockstep.task import IGNORED
 
-_KEYS = ("train_images", "train_labels", "test_images", "test_labels")
-_WANTED = "a mapping or a tuple (train_images, train_labels, test_images, test_labels)"
+Array = NDArray[Any]
+# What torch has no tensors of, as what it has.
+_WIDER = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
 
 
 def open_user(spec: str, scratch: Path | None, logger: Logger) -> Resident:
@@ -40,7 +44,7 @@ def open_user(spec: str, scratch: Path | None, logger: Logger) -> Resident:
             found = resident.open_folder(folder)
             if isinstance(found, Resident) and found.meta.name == spec:
                 return found
-            _make(spec, work)
+            _make(spec, work, logger)
             resident.install(work, folder)
             found = resident.open_folder(folder)
     except OSError as error:
@@ -50,24 +54,33 @@ def open_user(spec: str, scratch: Path | None, logger: Logger) -> Resident:
     return found
 
 
-def _make(spec: str, work: Path) -> None:
+def _make(spec: str, work: Path, logger: Logger) -> None:
     label = f"data '{spec}'"
-    values = _by_name(_call(spec, label), label)
-    arrays: dict[str, NDArray[Any]] = {}
-    for split in ("train", "test"):
-        images = _images(values[f"{split}_images"], f"{label}: {split}_images")
-        labels = _labels(values[f"{split}_labels"], f"{label}: {split}_labels")
-        if len(images) != len(labels):
-            raise InputError(f"{label}: {len(images):,} {split}_images and {len(labels):,} {split}_labels")
-        arrays[f"{split}-images"], arrays[f"{split}-labels"] = images, labels
-    shapes = {arrays[f"{split}-images"].shape[1:] for split in ("train", "test")}
-    if len(shapes) > 1:
-        raise InputError(f"{label}: train and test images differ in shape: {' and '.join(map(str, sorted(shapes)))}")
-    names = _class_names(values, arrays, label)
-    for split in ("train", "test"):
-        kind = np.uint8 if len(names) <= 256 else np.int64
-        arrays[f"{split}-labels"] = arrays[f"{split}-labels"].astype(kind)
-    resident.write(work, resident.describe(spec, names, arrays, f"your own: {spec}"), arrays)
+    given = forms.read(_call(spec, label), label, logger)
+    arrays: dict[str, Array] = {}
+    for name, split in (("train", given.train), ("test", given.test)):
+        inputs = _inputs(split, f"{label}: {name}")
+        targets = _targets(split.targets, f"{label}: {name}_labels")
+        for number, one in enumerate(inputs):
+            if len(one) != len(targets):
+                raise InputError(f"{label}: {len(one):,} {name}_images and {len(targets):,} {name}_labels")
+            arrays[f"{name}-images" + (f"-{number}" if number else "")] = one
+        arrays[f"{name}-labels"] = targets
+    if len(given.train.inputs) != len(given.test.inputs) or given.train.keys != given.test.keys:
+        raise InputError(f"{label}: train and test have different inputs")
+    for name in [name.removeprefix("train-") for name in arrays if name.startswith("train-")]:
+        _check_same(arrays[f"train-{name}"], arrays[f"test-{name}"], f"{label}: train and test {name}")
+    names = _class_names(given.more.get("classes"), arrays, label)
+    if names:
+        for name in ("train-labels", "test-labels"):
+            kind = np.uint8 if len(names) <= 256 and arrays[name].min() >= 0 else np.int64
+            arrays[name] = arrays[name].astype(kind)
+    meta = resident.describe(spec, names, arrays, f"your own: {spec}")
+    if given.train.keys:
+        meta.keys = given.train.keys
+    if "class_weights" in given.more:
+        meta.class_weights = _class_weights(given.more["class_weights"], len(names), label)
+    resident.write(work, meta, arrays)
 
 
 def _call(spec: str, label: str) -> Any:
@@ -81,43 +94,31 @@ def _call(spec: str, label: str) -> Any:
         raise InputError(f"{label} raised {one_line(error, code.co_filename if code else None)}") from None
 
 
-def _by_name(result: Any, label: str) -> dict[str, Any]:
-    if isinstance(result, Mapping):
-        absent = [key for key in _KEYS if key not in result]
-        if absent:
-            raise InputError(f"{label} returned a mapping without {', '.join(absent)}; it needs {', '.join(_KEYS)}")
-        unknown = [str(key) for key in result if key not in (*_KEYS, "classes")]
-        if unknown:
-            raise InputError(f"{label} returned unknown keys {', '.join(unknown)}; known: {', '.join(_KEYS)}, classes")
-        return dict(result)
-    if isinstance(result, tuple | list) and len(result) in (4, 5):
-        return dict(zip((*_KEYS, "classes"), result, strict=False))
-    got = f"{len(result)} values" if isinstance(result, tuple | list) else type(result).__name__
-    raise InputError(f"{label} must return {_WANTED}, and returned {got}")
-
-
-def _array(value: Any, label: str) -> NDArray[Any]:
-    if hasattr(value, "numpy") and not isinstance(value, np.ndarray):
-        try:
-            value = value.detach().cpu().numpy() if hasattr(value, "detach") else value.numpy()
-        except Exception as error:
-            raise InputError(f"{label}: cannot become a numpy array: {one_line(error)}") from None
-    if not isinstance(value, np.ndarray):
-        raise InputError(f"{label} is {type(value).__name__}; give a numpy array or a tensor")
-    if value.size == 0:
+def _array(value: Any, label: str) -> Array:
+    found = forms.array(value, label)
+    if found.size == 0:
         raise InputError(f"{label} is empty")
-    return value
+    if found.dtype.kind not in "fiubc" or found.dtype.itemsize > 16:
+        raise InputError(f"{label} is {found.dtype}; give numbers")
+    return found.astype(_WIDER.get(found.dtype.name, found.dtype), copy=False)
 
 
-def _images(value: Any, label: str) -> NDArray[np.uint8]:
-    array = _array(value, label)
-    if array.dtype != np.uint8:
-        hint = " (x * 255).round().astype('uint8') for values from 0 to 1;" if array.dtype.kind == "f" else ""
-        raise InputError(f"{label} is {array.dtype}; give uint8 from 0 to 255:{hint} Lockstep normalizes it itself")
+def _inputs(split: Split, label: str) -> list[Array]:
+    names = split.keys or [""] * len(split.inputs)
+    found = [
+        _array(one, f"{label}_images" + (f" '{name}'" if name else ""))
+        for one, name in zip(split.inputs, names, strict=True)
+    ]
+    if not found:
+        raise InputError(f"{label} has targets and no inputs")
+    if len(found) == 1 and not split.keys and found[0].dtype == np.uint8 and found[0].ndim in (3, 4):
+        return [_images(found[0], f"{label}_images")]
+    return found
+
+
+def _images(array: Array, label: str) -> NDArray[np.uint8]:
     if array.ndim == 3:
         array = array[:, None]
-    if array.ndim != 4:
-        raise InputError(f"{label} has shape {array.shape}; give (N, C, H, W) or (N, H, W)")
     if _looks_channels_last(array.shape):
         raise InputError(f"{label} has shape {array.shape}, which looks like (N, H, W, C); give (N, C, H, W)")
     return array
@@ -130,25 +131,44 @@ def _looks_channels_last(shape: tuple[int, ...]) -> bool:
     return channels in (1, 3) and height not in (1, 3) and max(height, width) <= 4 * min(height, width)
 
 
-def _labels(value: Any, label: str) -> NDArray[Any]:
+def _targets(value: Any, label: str) -> Array:
     array = _array(value, label)
-    if array.dtype.kind not in "iu":
-        raise InputError(f"{label} is {array.dtype}; give whole numbers (classes from 0)")
-    if array.ndim != 1:
-        raise InputError(f"{label} has shape {array.shape}; give one class per image, shape (N,)")
-    if array.min() < 0:
-        raise InputError(f"{label} has the negative label {array.min()}; classes count from 0")
-    return array
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise InputError(
+            f"{label} has {np.count_nonzero(~np.isfinite(array)):,} values that are not finite (NaN or infinite)"
+        )
+    if array.dtype.kind in "iu":
+        negative = array[(array < 0) & ((array != IGNORED) | (array.ndim == 1))]
+        if negative.size:
+            raise InputError(
+                f"{label} has the negative label {negative.min()}; classes count from 0, and other numbers are written with a point (float)"
+            )
+    return array.astype(np.uint8) if array.dtype.kind == "b" else array
 
 
-def _class_names(values: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], label: str) -> list[str]:
-    """From `classes` (a number, or the names), else one more than the largest label."""
-    given = values.get("classes")
-    largest = {split: int(arrays[f"{split}-labels"].max()) for split in ("train", "test")}
+def _check_same(train: Array, test: Array, label: str) -> None:
+    if train.shape[1:] != test.shape[1:]:
+        raise InputError(f"{label} differ in shape: {train.shape[1:]} and {test.shape[1:]}")
+    if (train.dtype.kind in "fc") != (test.dtype.kind in "fc"):
+        raise InputError(f"{label} differ in type: {train.dtype} and {test.dtype}")
+
+
+def _class_names(given: Any, arrays: Mapping[str, Array], label: str) -> list[str]:
+    """From `classes` (a number, or the names), else one more than the largest label; none for targets that are no whole numbers."""
+    if arrays["train-labels"].dtype.kind not in "iu":
+        if given is not None:
+            raise InputError(f"{label}: 'classes' is stated, but train_labels is {arrays['train-labels'].dtype}")
+        return []
+    held = {name: array for name, array in arrays.items() if name.endswith("-labels")}
+    if _are_tokens(arrays):
+        held |= {name: array for name, array in arrays.items() if name.endswith("-images")}
+    largest = {name.replace("-", "_"): int(array.max()) for name, array in held.items()}
     if given is None:
         count = max(largest.values()) + 1
         if count > 100_000:
-            raise InputError(f"{label}: labels up to {count - 1:,}; state 'classes' if that is meant")
+            raise InputError(
+                f"{label}: labels up to {count - 1:,}; state 'classes' if that is meant, or give floats to predict numbers"
+            )
         return [str(number) for number in range(count)]
     if isinstance(given, list | tuple) and given:
         names = [str(name) for name in given]
@@ -156,7 +176,26 @@ def _class_names(values: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], 
         names = [str(number) for number in range(given)]
     else:
         raise InputError(f"{label}: 'classes' must be a number above 0 or the list of names, not {given!r}")
-    for split, top in largest.items():
+    for name, top in largest.items():
         if top >= len(names):
-            raise InputError(f"{label}: {split}_labels has label {top}, but the classes are 0 to {len(names) - 1}")
+            what = "token" if _are_tokens(arrays) else "label"
+            raise InputError(f"{label}: {name} has {what} {top}, but the classes are 0 to {len(names) - 1}")
     return names
+
+
+def _are_tokens(arrays: Mapping[str, Array]) -> bool:
+    """Whole numbers, and for each of them one that is its target."""
+    inputs, targets = arrays["train-images"], arrays["train-labels"]
+    return inputs.dtype.kind in "iu" and inputs.ndim == 2 and inputs.shape == targets.shape
+
+
+def _class_weights(given: Any, classes: int, label: str) -> list[float]:
+    try:
+        found = [float(weight) for weight in given]
+    except (TypeError, ValueError):
+        raise InputError(f"{label}: 'class_weights' must be a list of numbers, one for each class") from None
+    if len(found) != classes or not classes:
+        raise InputError(f"{label}: {len(found)} class_weights for {classes} classes")
+    if not all(0 <= weight < float("inf") for weight in found) or not any(found):
+        raise InputError(f"{label}: 'class_weights' must be numbers from 0 on, and not all of them 0")
+    return found

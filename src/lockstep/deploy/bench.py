@@ -20,6 +20,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from lockstep.data.inputs import leaves
 from lockstep.deploy import engines, files
 from lockstep.deploy.subject import CPU, Subject, load
 from lockstep.measure.memory import MemoryMeter
@@ -92,7 +93,7 @@ def _reason(error: Exception) -> str:
 def images_of(subject: Subject, count: int) -> Tensor:
     """The first N test images, repeated from the start if there are too few, in contiguous memory."""
     have = min(count, subject.spec.plan.test_samples)
-    images, _ = subject.test.take(0, have)
+    images = leaves(subject.test.take(0, have)[0])[0]
     return images.repeat(-(-count // have), 1, 1, 1)[:count].contiguous()
 
 

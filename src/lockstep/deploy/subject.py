@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lockstep import models
 from lockstep.data import DataSet
 from lockstep.data.batches import Batches, sample_order
+from lockstep.data.inputs import leaves
 from lockstep.errors import InputError
 from lockstep.quantize import training
 from lockstep.run import Run, Spec
-from lockstep.training.assemble import open_set, test_batches, train_batches
+from lockstep.training.assemble import build_fitting, open_set, test_batches, train_batches
 
 CPU = torch.device("cpu")
 # Calibration images are passed in batches of N.
@@ -37,15 +37,13 @@ class Subject:
 
     @property
     def example(self) -> Tensor:
-        images, _ = self.test.take(0, 2)
-        return images
+        return leaves(self.test.take(0, 2)[0])[0]
 
     def calibration(self, count: int) -> Iterator[Tensor]:
         """The first N training images, in the order of the first epoch, without augmentation."""
         self.visit_train()
         for low in range(0, count, CALIBRATION_BATCH):
-            images, _ = self.train.take(low, min(low + CALIBRATION_BATCH, count))
-            yield images
+            yield leaves(self.train.take(low, min(low + CALIBRATION_BATCH, count))[0])[0]
 
     def visit_train(self, epoch: int = 1) -> None:
         recipe = self.spec.recipe
@@ -67,12 +65,15 @@ def load(run: Run, data_root: Path | str | None = None) -> Subject:
         options = msgspec.structs.replace(spec.options, data_root=str(data_root))
         spec = msgspec.structs.replace(spec, options=options)
     data = open_set(run, spec)
-    model = models.build(spec.recipe, data.shape)
-    models.check_fits(model, spec.recipe, data.shape, data.classes)
+    if spec.recipe.loss != "cross-entropy" or not data.is_images or data.train_labels.ndim > 1:
+        raise InputError(
+            f"run {run.id}: quantize is for image classifiers (images in bytes, loss=cross-entropy), not for loss={spec.recipe.loss} on data={spec.recipe.data}"
+        )
+    model = build_fitting(spec.recipe, data)
     train, test = train_batches(spec, data, CPU), test_batches(spec, data, CPU)
     qat = None
     if spec.recipe.quantize == "qat":
-        qat = training.prepare(model, test.take(0, 2)[0], spec.recipe)
+        qat = training.prepare(model, leaves(test.take(0, 2)[0])[0], spec.recipe)
     _load_weights(model, path, run)
     return Subject(run, spec, model.eval(), qat, data, train, test)
 
@@ -115,7 +116,7 @@ def ask(model: Callable[[Tensor], Tensor], subject: Subject) -> Answers:
     classes, correct, loss = [], 0, 0.0
     for low in range(0, samples, batch):
         images, labels = subject.test.take(low, min(low + batch, samples))
-        scores = model(images)
+        scores = model(leaves(images)[0])
         found = scores.argmax(1)
         classes.append(found)
         correct += int((found == labels).sum())

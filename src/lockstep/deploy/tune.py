@@ -28,7 +28,7 @@ def fine_tune(subject: Subject, epochs: int, scheme: Scheme = training.SCHEME) -
     qat = training.prepare(model, subject.example, recipe, scheme)
     lr = spec.plan.lr * LR_SHARE
     optimizer = optimizers.build(msgspec.structs.replace(recipe.optimizer, lr=lr), model.parameters())
-    loss_of, count, step = Loss(recipe), spec.plan.train_samples, 0
+    loss_of, count, step = Loss(recipe, subject.data.class_weights), spec.plan.train_samples, 0
     subject.train.keyed = subject.train.keyed or layers.needs_keys(model)
     model.train()
     with torch.random.fork_rng(devices=[]):
@@ -38,7 +38,7 @@ def fine_tune(subject: Subject, epochs: int, scheme: Scheme = training.SCHEME) -
             for low in range(0, count, recipe.global_batch):
                 batch = subject.train.train_batch(low, min(low + recipe.global_batch, count))
                 layers.bind(batch.keys, len(batch.labels))
-                loss = loss_of(model(batch.images), batch) / len(batch.labels)
+                loss = loss_of(model(batch.images), batch) / subject.train.units(low, len(batch.labels))
                 loss.backward()  # type: ignore[no-untyped-call]
                 penalize(optimizer.parameters, recipe.regularize)
                 optimizer.step()

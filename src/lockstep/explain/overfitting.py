@@ -37,7 +37,8 @@ def answer(evidence: Evidence) -> Iterator[Finding]:
     train = [float(epoch["train_loss"]) for epoch in epochs]
     best, (rise, noise, sure) = turning_point(test), rose(test)
     numbers = [int(epoch["epoch"]) for epoch in epochs]
-    gap = float(epochs[-1].get("train_accuracy") or 0.0) - float(epochs[-1].get("test_accuracy") or 0.0)
+    learned, tested = (epochs[-1].get(key) for key in ("train_accuracy", "test_accuracy"))
+    gap = None if learned is None or tested is None else float(learned) - float(tested)
     figures = {
         "best_epoch": numbers[best],
         "rise": rise,
@@ -46,7 +47,8 @@ def answer(evidence: Evidence) -> Iterator[Finding]:
         "test_loss": test,
         "train_loss": train,
     }
-    gap_text = f"train accuracy is {points(gap)} above test at the end"
+    losses = f"train loss is {train[-1]:.4f} at the end"
+    gap_text = losses if gap is None else f"train accuracy is {points(gap)} above test at the end"
     if sure and train[-1] < train[best]:
         yield Finding(
             verdict=f"overfitting since epoch {numbers[best]}: test loss rose by {rise:.4f} after it while train loss fell",
@@ -108,12 +110,15 @@ def turning_point(curve: Sequence[float]) -> int:
 def not_on(recipe: Recipe) -> list[str]:
     """Techniques against overfitting that the recipe does not use yet."""
     augment, regularize, optimizer = recipe.augment, recipe.regularize, recipe.optimizer
+    classes = recipe.loss == "cross-entropy"
     have = {
-        "augment.crop=4": augment.crop > 0,
-        "augment.flip=true": augment.flip or recipe.data.startswith("mnist"),  # a mirrored digit is not the same digit
+        "augment.crop=4": augment.crop > 0 or not classes,
+        "augment.flip=true": augment.flip
+        or not classes
+        or recipe.data.startswith("mnist"),  # a mirrored digit is not the same digit
         "regularize.dropout=0.25": regularize.dropout > 0,
         "optimizer.weight_decay=5e-4": optimizer.weight_decay > 0 or regularize.l2 > 0,
-        "regularize.label_smoothing=0.1": regularize.label_smoothing > 0,
-        "regularize.mixup=0.2": regularize.mixup > 0,
+        "regularize.label_smoothing=0.1": regularize.label_smoothing > 0 or not classes,
+        "regularize.mixup=0.2": regularize.mixup > 0 or not classes,
     }
     return [name for name, on in have.items() if not on]

@@ -11,9 +11,9 @@ from lockstep.explain.finding import Finding
 from lockstep.explain.twins import same_recipe
 from lockstep.machine.formats import cpu_support, precision_line
 from lockstep.measure.view import RunView
-from lockstep.metrics import METRICS, value
+from lockstep.metrics import METRICS, main_metric, value
 from lockstep.statistics import Comparison, compare
-from lockstep.units import counted, points
+from lockstep.units import counted
 
 
 def answer(evidence: Evidence) -> Iterator[Finding]:
@@ -37,7 +37,8 @@ def answer(evidence: Evidence) -> Iterator[Finding]:
 
 def _compared(name: str, mixed: Sequence[RunView], full: Sequence[RunView], evidence: Evidence) -> Finding:
     pairs = _pairs(mixed, full)
-    time, accuracy = (compare(*_values(pairs, metric), METRICS[metric].kind) for metric in ("seconds", "accuracy"))
+    judged = main_metric(evidence.spec.recipe)
+    time, accuracy = (compare(*_values(pairs, metric), METRICS[metric].kind) for metric in ("seconds", judged))
     memory = _ratio(pairs, "memory")
     hardware = precision_line(name, evidence.spec.placement)
     if time.effect is None:
@@ -47,7 +48,11 @@ def _compared(name: str, mixed: Sequence[RunView], full: Sequence[RunView], evid
             next="run both with the same seeds: lockstep study run precision",
         )
     verdict, gains = _judged(name, time, accuracy)
-    accuracy_text = "not tested" if accuracy.effect is None else f"{points(accuracy.effect)} ({accuracy.verdict})"
+    accuracy_text = (
+        "not tested"
+        if accuracy.effect is None
+        else f"{METRICS[judged].effect(accuracy.effect, None, None)} ({accuracy.verdict})"
+    )
     # What the other format would save: nothing where it is not settled, or where accuracy pays for it.
     saved = 0.0
     if evidence.spec.recipe.precision == "fp32" and gains:
@@ -57,7 +62,7 @@ def _compared(name: str, mixed: Sequence[RunView], full: Sequence[RunView], evid
     return Finding(
         verdict=verdict,
         why=f"{hardware}; time {time.effect:.3f}x, memory {'?' if memory is None else f'{memory:.2f}x'}, "
-        f"accuracy {accuracy_text}, n = {counted(time.n, 'pair')} of one seed{_numbers(mixed[0].summary() or {})}",
+        f"{judged} {accuracy_text}, n = {counted(time.n, 'pair')} of one seed{_numbers(mixed[0].summary() or {})}",
         next=f"precision={name if gains else 'fp32'}"
         if time.settled
         else "more seeds: lockstep study run precision repeats=5",

@@ -73,9 +73,9 @@ def _settings(evidence: Evidence) -> Sequence[Group]:
     return evidence.cells if len(evidence.cells) > 1 else of_runs([evidence.run, *evidence.peers])
 
 
-def _task(spec: Spec) -> tuple[str, str, int | None, int | None]:
+def _task(spec: Spec) -> tuple[str, str, str, int | None, int | None]:
     recipe = spec.recipe
-    return recipe.model, recipe.data, recipe.train_limit, recipe.test_limit
+    return recipe.model, recipe.data, recipe.loss, recipe.train_limit, recipe.test_limit
 
 
 def _how(best: Group, mine: Group) -> str:

@@ -54,7 +54,11 @@ def events_of(found: Facts) -> bytes:
 
 def _tags(point: Point) -> dict[str, float]:
     """Named like the ranks' own curves, so that TensorBoard draws them into one plot: test_loss is test/loss."""
-    shared = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
+    shared = [
+        key
+        for key in point.values
+        if key in ("train_loss", "train_accuracy") or (key.startswith("test_") and key != "test_samples")
+    ]
     return {key.replace("_", "/", 1) if key in shared else f"epoch/{key}": value for key, value in point.values.items()}
 
 

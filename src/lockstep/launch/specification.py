@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from lockstep import models
+from lockstep import models, task
 from lockstep.data import check_name as check_data_name
-from lockstep.data import open_data
+from lockstep.data import fit, open_data
 from lockstep.launch.launchers import starts_of
 from lockstep.measure.environment import version_of
 from lockstep.placement import Placement
@@ -57,6 +57,7 @@ def draft_of(
     else:
         models.check_name(recipe.model)
         check_data_name(recipe.data)
+        task.check(recipe)
     recipe, placement, why = resolve(recipe, placement, script=bool(options.script))
     if name is not None:
         check_name("--name ", name, "run")
@@ -88,4 +89,5 @@ def _count(recipe: Recipe, options: Options, scratch: Path) -> tuple[int, int, s
     if options.script:
         return recipe.global_batch, 1, f"the script {options.script}"  # its data are its own business
     data = open_data(recipe.data, options.data_root, scratch=scratch)
+    fit.check(recipe, data)
     return len(data.train_labels), len(data.test_labels), data.origin

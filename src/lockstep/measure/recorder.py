@@ -176,9 +176,8 @@ class Recorder:
             upto = self._events_upto + EVENT_EVERY_STEPS
             loss, correct, samples = self.log.totals(self._events_upto, upto)
             if samples:
-                self.events.scalars(
-                    self._before + upto, {"train/loss": loss / samples, "train/accuracy": correct / samples}
-                )
+                hits = {} if record.get("train_accuracy") is None else {"train/accuracy": correct / samples}
+                self.events.scalars(self._before + upto, {"train/loss": loss / samples, **hits})
             self._events_upto = upto
         self.events.scalars(self._before + self.log.count, test)
         self.logging_seconds += perf_counter() - started

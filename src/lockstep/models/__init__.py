@@ -1,12 +1,13 @@
 """The published nets, and import of the user's own. Seed to weights is the same on every placement.
 
-May import data/ (for the shape of its images) and the files at the top. Its door is `build`.
+May import data/ (for what models are called with) and the files at the top. Its door is `build`.
 """
 
 from __future__ import annotations
 
 import difflib
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,11 +15,14 @@ from typing import TYPE_CHECKING, Any
 from lockstep.errors import InputError, first_line
 from lockstep.plugins import is_spec, load_object
 from lockstep.recipe import Recipe
+from lockstep.task import is_own
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
-Shape = tuple[int, int, int]
+    from lockstep.data.inputs import Inputs
+
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,8 @@ class ModelInfo:
     """The number of parameters with the default arguments, known without torch; a test counts them."""
     data: str
     about: str
+    batch_norm: bool = False
+    """It has batch norm whatever the recipe says; the recipe says whose samples it is over."""
 
 
 CATALOGUE = {
@@ -61,6 +67,23 @@ CATALOGUE = {
             data="mnist",
             about="document C: one convolution applied k times",
         ),
+        ModelInfo(
+            name="resnet20",
+            builder="lockstep.models.resnet:resnet20",
+            shape=(3, 32, 32),
+            parameters=269_722,
+            data="cifar10",
+            about="He et al. 2015: residual net of 20 layers, with batch norm",
+            batch_norm=True,
+        ),
+        ModelInfo(
+            name="gpt",
+            builder="lockstep.models.gpt:Gpt",
+            shape=(64,),
+            parameters=366_432,
+            data="embedded-text",
+            about="decoder-only transformer on characters, with loss=next-token",
+        ),
     )
 }
 
@@ -76,12 +99,18 @@ def check_name(name: str) -> None:
     raise InputError(f"model={name}: no such model; {hint}")
 
 
-def build(recipe: Recipe, shape: Shape | None = None) -> nn.Module:
+def blank(shape: Shape) -> Tensor:
+    """Two samples of a known set: blank images, or sequences of the first token."""
+    import torch
+
+    return torch.zeros(2, *shape, dtype=torch.float32 if len(shape) == 3 else torch.int64)
+
+
+def build(recipe: Recipe, example: Inputs | None = None) -> nn.Module:
     """The recipe's model with weights that depend on nothing but the seed.
 
-    `shape`: the shape of an image, which lazy layers need to create their weights.
+    `example`: some samples, which lazy layers need to create their weights.
     """
-    import torch
     from torch import nn
 
     from lockstep.models.layers import prepare
@@ -103,12 +132,12 @@ def build(recipe: Recipe, shape: Shape | None = None) -> nn.Module:
             raise InputError(f"model={recipe.model} could not be built: {type(error).__name__}: {error}") from error
         if not isinstance(model, nn.Module):
             raise InputError(f"model={recipe.model} returned {type(model).__name__}, not a torch.nn.Module")
-        if is_lazy(model) and shape is not None:
-            _try(model, recipe, torch.zeros(2, *shape))
+        if is_lazy(model) and example is not None:
+            _try(model, recipe, example)
     if not any(p.requires_grad for p in model.parameters()):
         raise InputError(f"model={recipe.model} has no parameters to train")
     prepare(model)
-    if info is None:
+    if info is None and not is_own(recipe):
         model.register_forward_hook(only_scores)
     return model
 
@@ -123,7 +152,7 @@ def is_lazy(model: nn.Module) -> bool:
 def published_size(recipe: Recipe) -> tuple[int, int] | None:
     """Trained parameters, and their bytes, of an unchanged published net; None for all that would have to be built."""
     info = CATALOGUE.get(recipe.model)
-    if info and not recipe.model_args and recipe.regularize.batch_norm == "off":
+    if info and not recipe.model_args and (info.batch_norm or recipe.regularize.batch_norm == "off"):
         return info.parameters, 4 * info.parameters
     return None
 
@@ -137,7 +166,7 @@ def trained_size(recipe: Recipe) -> tuple[int, int] | None:
 
     if known := published_size(recipe):
         return known
-    model = build(recipe, None if is_spec(recipe.data) else find(recipe.data).shape)
+    model = build(recipe, None if is_spec(recipe.data) else blank(find(recipe.data).shape))
     if is_lazy(model):
         return None
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -161,46 +190,80 @@ def _regularizers(recipe: Recipe, builder: Callable[..., Any]) -> dict[str, Any]
         if key in recipe.model_args:
             raise InputError(f"regularize.{key}={value} and model_args.{key} say the same: leave one of them out")
         if key not in names and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken):
-            raise InputError(
-                f"regularize.{key}={value}: model={recipe.model} takes no argument '{key}': "
-                f"put lockstep.models.layers.{_LAYERS[key]} into the model, or let it take {key}="
-            )
+            hint = f"put lockstep.models.layers.{_LAYERS[key]} into the model, or let it take {key}="
+            if recipe.model in CATALOGUE:
+                hint = "leave it out"
+            raise InputError(f"regularize.{key}={value}: model={recipe.model} takes no argument '{key}': {hint}")
     return chosen
 
 
-def _try(model: nn.Module, recipe: Recipe, images: Any) -> Any:
-    """The model's output for some images, in eval mode; an InputError with the reason if it fails."""
+def _try(model: nn.Module, recipe: Recipe, inputs: Inputs) -> Any:
+    """The model's output for some samples, in eval mode; an InputError with the reason if it fails."""
     import torch
+
+    from lockstep.data.inputs import leaves
+    from lockstep.models.calling import call, cast, number_type
 
     training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            return model(images)
+            return call(model, cast(inputs, number_type(model)))
     except InputError:
         raise
     except Exception as error:
-        info, shape = CATALOGUE.get(recipe.model), tuple(images.shape[1:])
+        info, first = CATALOGUE.get(recipe.model), leaves(inputs)[0]
+        shape = tuple(first.shape[1:])
+        size, are_images = "x".join(map(str, shape)), len(shape) == 3 and isinstance(inputs, torch.Tensor)
+        what = f"{size} images" if are_images else f"inputs ({', '.join(_kind(one) for one in leaves(inputs))})"
         reason = first_line(error)
         if info and info.shape != shape:
             reason = f"it takes {'x'.join(map(str, info.shape))}; choose data={info.data} or another model"
-        size = "x".join(map(str, shape))
-        raise InputError(
-            f"model={recipe.model} cannot take the {size} images of data={recipe.data}: {reason}"
-        ) from None
+        raise InputError(f"model={recipe.model} cannot take the {what} of data={recipe.data}: {reason}") from None
     finally:
         model.train(training)
 
 
-def check_fits(model: nn.Module, recipe: Recipe, shape: Shape, classes: int) -> None:
-    """Try two blank images: a model that does not fit the data, or has another output shape, is refused before training."""
+def _kind(samples: Tensor) -> str:
+    return f"{str(samples.dtype).removeprefix('torch.')} {'x'.join(map(str, samples.shape[1:])) or 'one number'}"
+
+
+def check_fits(model: nn.Module, recipe: Recipe, inputs: Inputs, classes: int, targets: Tensor | None = None) -> None:
+    """Try a few samples: a model that does not fit the data, or has another output shape, is refused before training.
+
+    What a loss of the user's own makes of the output is its own affair.
+    """
     import torch
 
-    output = _try(model, recipe, torch.zeros(2, *shape))
-    if not isinstance(output, torch.Tensor) or output.dim() != 2 or output.shape[0] != 2:
-        what = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
-        raise InputError(f"model={recipe.model} answers {what} for 2 images, not (2, classes)")
-    if output.shape[1] < classes:
+    from lockstep.data.inputs import samples
+
+    output = _try(model, recipe, inputs)
+    if is_own(recipe):
+        return
+    count, got = samples(inputs), tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+    if not isinstance(output, torch.Tensor):
+        raise InputError(f"model={recipe.model} answers {got} for {count} samples, not a tensor")
+    if recipe.loss not in ("cross-entropy", "next-token"):
+        if targets is not None and output.numel() != targets.numel():
+            raise InputError(
+                f"model={recipe.model} answers {got} for {count} samples, but the targets of data={recipe.data} are {tuple(targets.shape)}"
+            )
+        return
+    of_each = () if targets is None else tuple(targets.shape[1:])
+    wanted = (count, *of_each, classes) if recipe.loss == "next-token" else (count, classes, *of_each)
+    place = -1 if recipe.loss == "next-token" else 1
+    if (
+        output.dim() != len(wanted)
+        or output.shape[0] != count
+        or output.numel() // output.shape[place] != count * math.prod(of_each)
+    ):
+        shown = str(tuple("classes" if at == place % len(wanted) else size for at, size in enumerate(wanted))).replace(
+            "'", ""
+        )
+        what = "images" if not of_each else "samples"
+        hint = "; is it loss=next-token?" if of_each and recipe.loss == "cross-entropy" else ""
+        raise InputError(f"model={recipe.model} answers {got} for {count} {what}, not {shown}{hint}")
+    if output.shape[place] < classes:
         raise InputError(
-            f"model={recipe.model} answers {output.shape[1]} classes, but data={recipe.data} has labels 0 to {classes - 1}"
+            f"model={recipe.model} answers {output.shape[place]} classes, but data={recipe.data} has labels 0 to {classes - 1}"
         )

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from lockstep import keyed, seeding
+from lockstep.data.inputs import Inputs, samples
 from lockstep.models import layers
+from lockstep.models.calling import call
 from lockstep.torch_private import AnyBatchNorm
 
 
@@ -33,7 +35,7 @@ def remarks(model: nn.Module) -> list[str]:
 
 
 def cautions(
-    model: nn.Module, images: Tensor | None = None, forward: Callable[[nn.Module, Tensor], Any] | None = None
+    model: nn.Module, images: Inputs | None = None, forward: Callable[[nn.Module, Inputs], Any] | None = None
 ) -> list[str]:
     """Why N ranks may compute something other than one; one line each.
 
@@ -47,11 +49,11 @@ def cautions(
             "lockstep.models.layers.BatchNorm2d takes them from all"
         )
     if images is not None:
-        found += _tried(copy.deepcopy(model).train(), images, forward or (lambda net, batch: net(batch)))
+        found += _tried(copy.deepcopy(model).train(), images, forward or call)
     return found
 
 
-def _tried(model: nn.Module, images: Tensor, forward: Callable[[nn.Module, Tensor], Any]) -> list[str]:
+def _tried(model: nn.Module, images: Inputs, forward: Callable[[nn.Module, Inputs], Any]) -> list[str]:
     known = {
         f"{name}.{buffer}"
         for name, layer in model.named_modules()
@@ -60,7 +62,7 @@ def _tried(model: nn.Module, images: Tensor, forward: Callable[[nn.Module, Tenso
     }
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers() if name not in known}
     before = seeding.state()
-    layers.bind(keyed.sample_keys(0, 1, torch.arange(len(images))), None)
+    layers.bind(keyed.sample_keys(0, 1, torch.arange(samples(images))), None)
     try:
         with torch.no_grad():
             forward(model, images)

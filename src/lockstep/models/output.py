@@ -11,7 +11,12 @@ from lockstep.errors import InputError
 
 
 def only_scores(model: nn.Module, inputs: Any, output: Any) -> Tensor:
-    """A forward hook: pick the scores from a model's output. Other parts (auxiliary heads, features) are not trained on."""
+    """A forward hook, where the loss is one of ours."""
+    return scores_of(output)
+
+
+def scores_of(output: Any) -> Tensor:
+    """Pick the scores from a model's output. Other parts (auxiliary heads, features) are not trained on: a loss of the user's own gets them."""
     if isinstance(output, Tensor):
         return output
     found, kind = None, type(output).__name__

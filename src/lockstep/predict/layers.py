@@ -60,7 +60,11 @@ def answer(question: Question, scratch: Path) -> Answer:
 
     from lockstep import models
     from lockstep.data import open_data
+    from lockstep.data.arrays import open_batches
     from lockstep.models import memory
+    from lockstep.models.calling import call, cast, number_type
+    from lockstep.training.assemble import build_fitting
+    from lockstep.training.loss import Loss
 
     recipe, placement = question.recipe, question.placement
     torch.set_num_threads(placement.threads or 1)
@@ -69,8 +73,11 @@ def answer(question: Question, scratch: Path) -> Answer:
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
     device = torch.device(placement.device)
     # As for an evaluation: layers that draw random numbers would ask for the samples' keys.
-    model: Any = memory.arrange(models.build(recipe, data.shape).eval().to(device=device), memory_format)
-    images = torch.rand(SAMPLES, *data.shape, device=device).contiguous(memory_format=memory_format)
+    model: Any = memory.arrange(build_fitting(recipe, data).eval().to(device=device), memory_format)
+    batches = open_batches(data, "train", recipe, device, memory_format)
+    samples = min(SAMPLES, batches.count)
+    inputs, targets = batches.take(0, samples)
+    inputs, loss_of = cast(inputs, number_type(model)), Loss(recipe, data.class_weights)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     came: dict[int, float] = {}
     for number, parameter in enumerate(trained):
@@ -79,13 +86,13 @@ def answer(question: Question, scratch: Path) -> Answer:
     for _ in range(1 + PASSES):
         came.clear()
         begin = perf_counter()
-        loss = model(images).logsumexp(1).sum()
+        loss = loss_of.plain(call(model, inputs), targets)
         backward = perf_counter()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         end = perf_counter()
         # A gradient that never arrives counts as arriving at the end.
         shares.append([(came.get(number, end) - backward) / (end - backward) for number in range(len(trained))])
-        took.append((end - begin) / SAMPLES)
+        took.append((end - begin) / samples)
     median = torch.tensor(shares[1:]).median(0).values.clamp(0, 1).tolist()
     units = {
         id(parameter): number for number, child in enumerate(model.children(), 1) for parameter in child.parameters()

@@ -25,7 +25,7 @@ def table(subject: Subject) -> Table | None:
     labels = [METRICS[metric].title(document["target_accuracy"]) for metric in metrics]
     published = [f"published, {source['source'].partition(':')[0]}" for source in sources]
     # Where nothing is asked about time, runs were made with no thought of it.
-    speeds = ["speed-up", "efficiency"] if any(METRICS[metric].by_ratio for metric in metrics) else []
+    speeds = ["speed-up", "efficiency"] if not all(METRICS[metric].learned for metric in metrics) else []
     columns = ["cell", "runs", *labels, *speeds, *published]
     rows = [_row(cell, metrics, speeds, sources) for cell in document["cells"]]
     first, last = 2, 2 + len(metrics)

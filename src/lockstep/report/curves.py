@@ -12,7 +12,7 @@ from lockstep.explain import overfitting
 from lockstep.explain.evidence import Evidence
 from lockstep.measure.phases import Rows, common
 from lockstep.measure.records import mean_losses
-from lockstep.metrics import RECORDED
+from lockstep.metrics import learned_keys, recorded
 from lockstep.report.subject import Subject
 from lockstep.report.views import Axis, Lines, Mark, Numbers, Series, short, shorts
 from lockstep.study.definition import Published
@@ -23,18 +23,28 @@ SECTION = "learning"
 MOST_POINTS = 300
 MOST_SHOWN = 8
 MOST_RANKS = 16
-CURVES = ("accuracy", "loss")
 Values = dict[int, float]
 
 
 def charts(subject: Subject) -> list[Lines]:
-    found = [chart for name in CURVES if (chart := by_epoch(subject, name))]
+    found = [chart for name in curves_of(subject) if (chart := by_epoch(subject, name))]
     steps = _by_step(subject)
     return [*found, steps] if steps else found
 
 
+def curves_of(subject: Subject) -> list[str]:
+    """What there is a curve of: what the models are judged by, then the loss."""
+    found = [
+        key.removeprefix("test_")
+        for group in subject.trained
+        for key in learned_keys(group.spec.recipe)
+        if key.startswith("test_")
+    ]
+    return [*dict.fromkeys(name for name in found if name != "loss"), "loss"]
+
+
 def by_epoch(subject: Subject, name: str) -> Lines | None:
-    """The plot of accuracy or loss after each epoch."""
+    """The plot of one figure after each epoch."""
     several = len(subject.trained) > 1
     sources = subject.study.read().study.published if subject.study else []
     series = [
@@ -54,7 +64,7 @@ def by_epoch(subject: Subject, name: str) -> Lines | None:
         says=f"{name.capitalize()} after each epoch; test is measured over the whole test set, train while training."
         f"{bands}{_together(compared)}",
         x=Axis(label="epoch", unit="count"),
-        y=Axis(label=name, unit=RECORDED[f"test_{name}"].unit),
+        y=Axis(label=name, unit=recorded(f"test_{name}").unit),
         series=series,
         marks=_overfitting(subject),
         hidden=["ranks", *(["train"] if several else [])],

@@ -110,7 +110,7 @@ class ProgressLine(StatusLine):
         seconds, steps = time.monotonic() - self._began[0], step - self._began[1]
         left = f"{clock((total - step) * seconds / steps)} left" if steps > 0 else "…"
         left = "" if spec.options.script else left
-        rate = f"{beat['images_per_second']:,.0f} images/s  " if beat.get("images_per_second") else ""
+        rate = f"{beat['images_per_second']:,.0f} samples/s  " if beat.get("images_per_second") else ""
         loss = f"loss {beat['loss']:.4f}  " if beat.get("loss") is not None else ""
         epochs, steps_in_all = _of(spec.recipe.epochs, spec), _of(total, spec)
         return f"epoch {int(beat['epoch'])}{epochs}  step {step}{steps_in_all}  {rate}{loss}{left}"
@@ -194,12 +194,15 @@ def cores_are_taken(run: Run, spec: Spec) -> bool:
 
 def _figures(record: dict[str, Any]) -> str:
     """What an epoch came to; a loss that is not finite stands in a record as none."""
-    from lockstep.metrics import RECORDED
+    from lockstep.metrics import recorded
 
     loss = record.get("train_loss")
-    found = [f"train loss {'not finite' if loss is None else RECORDED['train_loss'].text(loss)}"]
-    others = [name for name in ("test_accuracy", "images_per_second", "train_seconds") if record.get(name) is not None]
-    return "  ".join([*found, *(f"{RECORDED[name].label} {RECORDED[name].text(record[name])}" for name in others)])
+    found = [f"train loss {'not finite' if loss is None else recorded('train_loss').text(loss)}"]
+    tested = [name for name in record if name.startswith("test_") and name not in ("test_loss", "test_samples")]
+    if record.get("test_accuracy") is None:
+        tested.insert(0, "test_loss")
+    others = [name for name in (*tested, "images_per_second", "train_seconds") if record.get(name) is not None]
+    return "  ".join([*found, *(f"{recorded(name).label} {recorded(name).text(record[name])}" for name in others)])
 
 
 def _of(total: int, spec: Spec) -> str:

@@ -16,7 +16,7 @@ from lockstep.turns.estimate import Ratio, Window
 from lockstep.turns.folder import Record
 from lockstep.turns.where import where
 
-COLUMNS = ["contender", "verdict", "speed", "images/s", "step", "exchange", "starts"]
+COLUMNS = ["contender", "verdict", "speed", "samples/s", "step", "exchange", "starts"]
 RIGHT = [2, 3, 4, 5, 6]
 SPARE = [5, 4, 6]
 # What of the machine's time other work may take before wall times say as much about that as about the contenders.
@@ -54,9 +54,9 @@ def table(record: Record, windows: Sequence[Window]) -> Table:
         _row(entry.name, ratios.get(entry.name), record, [w for w in windows if w.contender == entry.name])
         for entry in record.entries
     ]
-    what = "lines" if any(entry.command and not entry.images for entry in record.entries) else "images"
+    what = "lines" if any(entry.command and not entry.images for entry in record.entries) else "samples"
     says = f"speed: {what} per second as a multiple of the first contender's, from ratios within rounds; the interval is over its starts, of which there are n."
-    columns = [column.replace("images", what) for column in COLUMNS]
+    columns = [column.replace("samples", what) for column in COLUMNS]
     return Table("race", "Contenders", says, columns, rows, right=RIGHT, spare=SPARE)
 
 

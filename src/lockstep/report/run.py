@@ -8,19 +8,11 @@ from typing import Any
 from lockstep import units
 from lockstep.measure.phases import NAMES, TIMED, Parts, phases_line
 from lockstep.measure.view import RunView
-from lockstep.metrics import METRICS, RECORDED
+from lockstep.metrics import METRICS, learned_keys, recorded
 from lockstep.placement import changes_mathematics, unknown_mathematics
 from lockstep.report.views import Cell, Table
 
-EPOCH = (
-    "train_loss",
-    "train_accuracy",
-    "test_loss",
-    "test_accuracy",
-    "train_seconds",
-    "eval_seconds",
-    "images_per_second",
-)
+TIMED_IN_EPOCH = ("train_seconds", "eval_seconds", "images_per_second")
 Facts = list[tuple[str, str]]
 
 
@@ -35,7 +27,12 @@ def facts(run: RunView) -> Facts:
     phases = run.phases()
     last = f" (last batch {plan.last_batch})" if plan.last_batch != plan.global_batch else ""
     by_epoch = f"{plan.steps_per_epoch:,} an epoch{last}, " if plan.steps_per_epoch else ""
-    figures = ("accuracy", "seconds", "images_per_second", "memory_of_a_rank")
+    figures = ("seconds", "images_per_second", "memory_of_a_rank")
+    learned = [
+        key
+        for key in learned_keys(spec.recipe)
+        if key.startswith("test_") and (key != "test_loss" or summary.get("test_accuracy") is None)
+    ]
     found = [
         ("state", run.state),
         ("cause", run.cause),
@@ -45,6 +42,7 @@ def facts(run: RunView) -> Facts:
         ("global batch", plan.batch_text()),
         ("divided in the end", " + ".join(map(str, summary.get("shares") or [])) if placement.shares == "auto" else ""),
         ("steps", f"{by_epoch}{plan.total_steps:,} in all"),
+        *((recorded(key).label, recorded(key).text(summary.get(key))) for key in learned),
         *((METRICS[name].label, METRICS[name].text(METRICS[name].of(run, None))) for name in figures),
         ("a step takes", phases_line(phases) if phases else ""),
         (
@@ -140,10 +138,11 @@ def _numbers(precision: str, numbers: dict[str, Any] | None) -> str:
 
 
 def epochs(run: RunView) -> Table | None:
+    shown = [*learned_keys(run.spec().recipe), *TIMED_IN_EPOCH]
     rows = [
         [
             Cell(text=f"{each['epoch']} (part)" if each.get("partial") else str(each["epoch"]), value=each["epoch"]),
-            *(Cell(text=RECORDED[name].text(each.get(name)), value=each.get(name)) for name in EPOCH),
+            *(Cell(text=recorded(name).text(each.get(name)), value=each.get(name)) for name in shown),
         ]
         for each in run.epochs()
     ]
@@ -153,10 +152,10 @@ def epochs(run: RunView) -> Table | None:
         id="epochs",
         title="Epochs",
         says="",
-        columns=["epoch", *(RECORDED[name].heading for name in EPOCH)],
+        columns=["epoch", *(recorded(name).heading for name in shown)],
         rows=rows,
-        right=list(range(len(EPOCH) + 1)),
-        spare=[1 + EPOCH.index(name) for name in ("eval_seconds", "train_loss", "train_accuracy")],
+        right=list(range(len(shown) + 1)),
+        spare=[1 + shown.index(name) for name in ("eval_seconds", "train_loss", "train_accuracy") if name in shown],
     )
 
 
@@ -166,7 +165,7 @@ def ranks(run: RunView) -> Table | None:
     if not parts:
         return None
     shown = [name for name in (*NAMES, "total") if any(part[name] for part in parts)]
-    last = ("train_loss", "train_accuracy")
+    last = [name for name in learned_keys(run.spec().recipe) if name.startswith("train_")]
     rows = []
     for rank, part in enumerate(parts):
         ended = (run.epochs(rank) or [{}])[-1]
@@ -174,13 +173,13 @@ def ranks(run: RunView) -> Table | None:
             [
                 Cell(text=str(rank), value=rank),
                 *_times(part, shown),
-                *(Cell(text=RECORDED[name].text(ended.get(name)), value=ended.get(name)) for name in last),
+                *(Cell(text=recorded(name).text(ended.get(name)), value=ended.get(name)) for name in last),
             ]
         )
     if len(parts) > 1:
         longest = {name: max(part[name] for part in parts) for name in shown}
         rows.append([Cell(text="longest"), *_times(longest, shown), *(Cell(text="") for _ in last)])
-    columns = ["rank", *("step" if name == "total" else name for name in shown), *(RECORDED[n].heading for n in last)]
+    columns = ["rank", *("step" if name == "total" else name for name in shown), *(recorded(n).heading for n in last)]
     return Table(
         id="ranks",
         title="Ranks",
@@ -189,8 +188,7 @@ def ranks(run: RunView) -> Table | None:
         rows=rows,
         right=list(range(len(columns))),
         spare=[
-            len(columns) - 2,
-            len(columns) - 1,
+            *range(len(columns) - len(last), len(columns)),
             *(1 + shown.index(name) for name in ("data", "other") if name in shown),
         ],
     )

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from lockstep.errors import InputError
 from lockstep.explain.evidence import same_task
 from lockstep.measure.view import RunView
-from lockstep.metrics import USUAL
+from lockstep.metrics import USUAL, fitting
 from lockstep.reading import is_dir, is_file
 from lockstep.run import Run, runs_root
 from lockstep.study import compare, gather
@@ -105,7 +105,9 @@ def of_runs(runs: Sequence[Run], baseline: str | None = None, compared: bool = F
     if len(runs) == 1 and not compared:
         groups[0].name = runs[0].id
         # A target of one run alone says nothing, and a loop of the user's own may have no accuracy to take it from.
-        return Subject(runs[0].id, "run", groups, compare.table(groups, None, USUAL, target=0.0))
+        return Subject(
+            runs[0].id, "run", groups, compare.table(groups, None, fitting(USUAL, [groups[0].spec.recipe]), target=0.0)
+        )
     return Subject(counted(len(runs), "run"), "runs", groups, compare.runs_document(runs, baseline))
 
 

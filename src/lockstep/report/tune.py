@@ -26,7 +26,7 @@ def tune_part(found: Found, command: str, cost: str) -> Part:
 
 def said(found: Found, command: str, cost: str) -> Said:
     """The answer in one sentence."""
-    speed = f"{units.duration(found.step_seconds)} a step, {found.images_per_second:,.0f} images/s"
+    speed = f"{units.duration(found.step_seconds)} a step, {found.images_per_second:,.0f} samples/s"
     if found.default_ratio is None:
         verdict = f"{' '.join(found.words)}; what runs without tuning, {found.default}, does not run here"
     elif found.default_ratio < 1 + SAME:

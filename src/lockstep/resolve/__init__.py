@@ -50,6 +50,12 @@ def resolve(recipe: Recipe, placement: Placement, *, script: bool = False) -> Re
         return {key: value}
 
     replace: Any = msgspec.structs.replace
+    info = models.CATALOGUE.get(recipe.model)
+    if info and info.batch_norm and recipe.regularize.batch_norm == "off":
+        why["regularize.batch_norm"] = (
+            f"model={recipe.model} has batch norm: over all ranks' samples, as one process computes it"
+        )
+        recipe = replace(recipe, regularize=replace(recipe.regularize, batch_norm="synchronised"))
     checks.check_hosts_divide(placement)
     # Which backends there are depends on the device, which launcher starts them on the backend.
     placement = replace(placement, **decided("device", choose_device(placement)))

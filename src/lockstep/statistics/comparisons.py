@@ -15,7 +15,7 @@ from lockstep.statistics.permutation import EXACT_UP_TO, permutation_interval, p
 
 ALPHA = 0.05
 """The family-wise error rate: how often a family of comparisons in which nothing differs may have a verdict."""
-# The equivalence margin, a difference that nobody would act on: 2 % of a time, half a point of accuracy.
+# The equivalence margin, a difference that nobody would act on: 2 % of a time or of a loss, half a point of accuracy.
 MARGIN_RATIO = 0.02
 MARGIN_DIFFERENCE = 0.005
 MOST_PAIRS = 1000
@@ -38,7 +38,7 @@ WORDS: dict[Kind, tuple[Verdict, Verdict]] = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """One cell against the baseline, pair by pair: a ratio for times, rates and sizes, else a difference."""
+    """One cell against the baseline, pair by pair: a ratio for times, rates, sizes and losses, else a difference."""
 
     n: int
     effect: float | None
@@ -87,7 +87,7 @@ class _PairedTest:
     def __init__(self, cell: Values, baseline: Values, kind: Kind, strictest: float) -> None:
         self.n = len(cell)
         scaled = kind in ("time", "rate", "size")
-        self.ratio = scaled and min([*cell, *baseline], default=0.0) > 0
+        self.ratio = kind != "accuracy" and min([*cell, *baseline], default=0.0) > 0
         self.margin = math.log1p(MARGIN_RATIO) if self.ratio else MARGIN_DIFFERENCE
         a, b = ([math.log(v) if self.ratio else v for v in values] for values in (cell, baseline))
         # Machines drift, so times are compared over pairs near each other. What a seed does to an accuracy it does to both of

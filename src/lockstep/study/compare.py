@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from lockstep.errors import InputError
-from lockstep.metrics import METRICS, USUAL, Kind, common_target
+from lockstep.metrics import METRICS, USUAL, Kind, common_target, fitting
 from lockstep.run import Run
 from lockstep.statistics import ALPHA, WORDS, Comparison, Interval, median_interval
 from lockstep.study import effects, fairness, gather, stability
@@ -47,7 +47,7 @@ def runs_document(runs: Sequence[Run], baseline: str | None = None) -> Document:
     groups = gather.of_runs(runs)
     if baseline is not None and baseline not in [group.name for group in groups]:
         raise InputError(f"--baseline {baseline}: no such cell; {nearest(baseline, [group.name for group in groups])}")
-    document = table(groups, baseline, USUAL, None)
+    document = table(groups, baseline, fitting(USUAL, [group.spec.recipe for group in groups]), None)
     if len(groups) > 1:
         times = [run.spec().created for run in runs]
         document["fairness"].append(
@@ -225,7 +225,7 @@ def _interval(metric: str, group: Group, values: Sequence[float]) -> Interval | 
     """Of a time to an accuracy, what the seeds and what the starts of the race leave open add up."""
     figure = METRICS[metric]
     found = median_interval(values, log=figure.by_ratio)
-    if found is None or figure.of_placement or not figure.by_ratio or group.time is None:
+    if found is None or figure.of_placement or figure.learned or group.time is None:
         return found
     costs = median_interval(list(group.time.wall.values()), log=True)
     if costs is None:

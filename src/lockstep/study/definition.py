@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from lockstep import toml
 from lockstep.errors import InputError
-from lockstep.metrics import METRICS, USUAL
+from lockstep.metrics import METRICS, USUAL, fitting
 from lockstep.placement import Placement
 from lockstep.recipe import Positive, PositiveFloat, Recipe
 from lockstep.run import check_name
@@ -118,7 +118,10 @@ def _word(key: str, value: Any) -> str:
 
 
 def check(study: Study) -> Study:
-    """Check everything that does not depend on a machine: names, metrics, the baseline, and every cell's keys."""
+    """Check everything that does not depend on a machine: names, metrics, the baseline, and every cell's keys.
+
+    Where the cells have no accuracy, what their models are judged by stands in its place.
+    """
     check_name("name=", study.name, "study")
     cells = study.all_cells()
 
@@ -141,8 +144,8 @@ def check(study: Study) -> Study:
             raise InputError(
                 f"cell '{cell}' sets seed: seeds are the same in all cells; state seeds = [1, 2, …] instead"
             )
-        study.settings(cell)
-    return study
+    metrics = fitting(study.metrics, [study.settings(cell)[0] for cell in cells])
+    return msgspec.structs.replace(study, metrics=metrics)
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:

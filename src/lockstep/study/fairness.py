@@ -130,7 +130,7 @@ SAME: tuple[tuple[Callable[[Group], list[Any]], str], ...] = (
     (_of_runs(_data), "cells train on different data or in a different order: {}"),
     (
         _of_runs(lambda run: run.summary.get("train_images")),
-        "cells trained different numbers of images ({}): compare images/s, or time to the target, not seconds",
+        "cells trained different numbers of samples ({}): compare samples/s, or time to the target, not seconds",
     ),
     (
         lambda cell: [cell.cores],

@@ -19,9 +19,9 @@ def observed(group: Group, metric: str, target: float | None, turned: bool = Tru
     if turned and group.time:
         if METRICS[metric].of_placement:
             return dict(group.time.values(metric))
-        if METRICS[metric].by_ratio:
+        if not METRICS[metric].learned:
             return _to_target(group, group.time, metric, target)
-    if not METRICS[metric].by_ratio:
+    if METRICS[metric].learned:
         by_seed: dict[int, list[float]] = {}
         for each in group.done:
             if (found := value(each.run, metric, target)) is not None:

@@ -45,7 +45,7 @@ def budget_of(planned: Planned) -> float:
 
 def racing(planned: Planned) -> list[Cell]:
     """The baseline first; nobody where nothing is asked about time or memory."""
-    if not any(METRICS[metric].by_ratio for metric in wanted_metrics(planned.study)):
+    if all(METRICS[metric].learned for metric in wanted_metrics(planned.study)):
         return []
     able = [cell for cell in planned.cells if cell.takes_turns]
     return sorted(able, key=lambda cell: cell.name != planned.baseline) if len(able) > 1 else []

@@ -15,7 +15,7 @@ BATCH = ("batch_per_rank", "global_batch")
 
 def known(more: Group, less: Group, metric: str) -> str:
     """In one sentence; empty where nothing is known that says it."""
-    if not METRICS[metric].by_ratio:
+    if METRICS[metric].learned:
         return _recipes(more, less)
     if metric != "seconds" or not (more.time and less.time):
         return ""

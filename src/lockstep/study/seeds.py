@@ -17,14 +17,14 @@ from lockstep.study.versus import LOOK_ALPHA, versus_all
 def undecided(folder: StudyFolder, planned: Planned, seeds: int) -> set[str]:
     """The first cells of the recipes that are in a comparison of something learned which is not settled after N seeds."""
     groups = {group.name: _first(group, seeds) for group in gather.of_study(folder, planned)}
-    learned = [metric for metric in planned.study.metrics if not METRICS[metric].by_ratio]
+    learned = [metric for metric in planned.study.metrics if METRICS[metric].learned]
     trained = [name for name, group in groups.items() if group.done]
     if not trained:
         return set()
     base = planned.baseline if planned.baseline in trained else trained[0]
     asked = [(metric, name, base) for metric in learned for name in groups if name != base]
     for claim in (claim for published in planned.study.published for claim in published.claims):
-        if not METRICS[claim.metric].by_ratio:
+        if METRICS[claim.metric].learned:
             asked.append((claim.metric, claim.more, claim.less))
     found: set[str] = set()
     for metric in {metric for metric, _, _ in asked}:

@@ -42,15 +42,16 @@ def versus_all(
     found: dict[int, Comparison] = {}
     family: dict[tuple[Any, ...], list[int]] = {}
     for index, (group, base) in enumerate(sides):
-        if group.time and base.time and figure.by_ratio and metric not in MEASURED_BY_START:
+        if group.time and base.time and not figure.learned and metric not in MEASURED_BY_START:
             found[index] = _in_turns(group, group.time, base, base.time, metric, target)
         elif metric == COUNTED and (exact := _counted(group, base)):
             found[index] = exact
-        elif not figure.by_ratio and _trainings(group) == _trainings(base) != ():
-            found[index] = Comparison(len(group.done), 0.0, 0.0, 0.0, "the same", None, "the same trainings")
+        elif figure.learned and _trainings(group) == _trainings(base) != ():
+            none = 1.0 if figure.by_ratio else 0.0
+            found[index] = Comparison(len(group.done), none, none, none, "the same", None, "the same trainings")
         else:
             # Cells that share their trainings are one comparison, not several.
-            key = (_trainings(group), _trainings(base)) if not figure.by_ratio else (index,)
+            key = (_trainings(group), _trainings(base)) if figure.learned else (index,)
             family.setdefault(key, []).append(index)
     pairs = [_pairs(*sides[indices[0]], metric, target) for indices in family.values()]
     for indices, comparison in zip(family.values(), compare_family(pairs, figure.kind, alpha), strict=True):

@@ -9,9 +9,12 @@ import torch
 from torch import nn
 
 from lockstep import models, seeding
-from lockstep.data import DataSet, open_data
+from lockstep.data import DataSet, fit, open_data
+from lockstep.data.arrays import open_batches
 from lockstep.data.batches import Batches
+from lockstep.data.inputs import Inputs, leaves
 from lockstep.models import cautions, layers, memory
+from lockstep.models.calling import call
 from lockstep.recipe import Recipe
 from lockstep.run import MODEL_NOTES, Run, Spec, write_atomic
 from lockstep.training import compiling, fused, optimizers, resuming
@@ -19,6 +22,8 @@ from lockstep.training.balance import balance_of
 from lockstep.training.checkpoint import Position
 from lockstep.training.context import Context
 from lockstep.training.loop import Loader, Trainer
+from lockstep.training.loss import Loss
+from lockstep.training.loss_trial import check_loss
 from lockstep.training.member import Member
 from lockstep.training.precision import Precision
 from lockstep.training.recipe_step import RecipeStep, TrainState
@@ -40,8 +45,9 @@ def assemble(context: Context) -> Trainer:
     loader = Loader(train_batches(spec, data, device), test_batches(spec, data, device))
     precision = Precision(recipe, device)
     model = build_model(recipe, spec, data, device, precision)
+    check_loss(recipe, model, loader.test)
     if rank.is_first:
-        _note_model(run, recipe, model, loader.test, precision)
+        _note_model(run, recipe, model, loader.test, precision, fit.remarks(recipe, data))
     # From here on each rank draws numbers of its own, where a model draws any.
     seeding.seed_all(recipe.seed, rank.rank)
     qat = quantizer(recipe, model, loader.test)
@@ -53,9 +59,12 @@ def assemble(context: Context) -> Trainer:
     member = Member(context)
     rows = None if spec.options.turns else plan.total_steps
     member.join(rows, position, resuming.steps_before(run, spec, checkpoint))
-    compiled = compiling.compile_model(model, precision, spec.placement, plan, data, rank) if recipe.compile else 0.0
+    compiled = (
+        compiling.compile_model(model, precision, spec.placement, plan, loader.train, rank) if recipe.compile else 0.0
+    )
     strategy = member.adopt(model)
-    state = TrainState(model, strategy, strategy.optimizer(partial(optimizers.build, recipe.optimizer)), precision)
+    optimizer = strategy.optimizer(partial(optimizers.build, recipe.optimizer))
+    state = TrainState(model, strategy, optimizer, precision, Loss(recipe, data.class_weights))
     loader.train.keyed = loader.train.keyed or layers.needs_keys(model)
     balance = balance_of(context, plan, member.recorder)
     step = RecipeStep(recipe, plan, rank, state, loader.train, member.recorder, position.step, balance)
@@ -82,11 +91,11 @@ def open_set(run: Run, spec: Spec) -> DataSet:
 
 
 def train_batches(spec: Spec, data: DataSet, device: torch.device) -> Batches:
-    return Batches(data.train_images, data.train_labels, data, spec.recipe, device, _memory_format(spec))
+    return open_batches(data, "train", spec.recipe, device, _memory_format(spec))
 
 
 def test_batches(spec: Spec, data: DataSet, device: torch.device) -> Batches:
-    return Batches(data.test_images, data.test_labels, data, spec.recipe, device, _memory_format(spec))
+    return open_batches(data, "test", spec.recipe, device, _memory_format(spec))
 
 
 def _memory_format(spec: Spec) -> torch.memory_format:
@@ -94,23 +103,35 @@ def _memory_format(spec: Spec) -> torch.memory_format:
 
 
 def build_model(recipe: Recipe, spec: Spec, data: DataSet, device: torch.device, precision: Precision) -> nn.Module:
-    model = models.build(recipe, data.shape)
-    models.check_fits(model, recipe, data.shape, data.classes)
+    model = build_fitting(recipe, data)
     model = fused.applied(recipe, model, device)
     return precision.prepare(memory.arrange(model.to(device=device), _memory_format(spec)))
 
 
-def _note_model(run: Run, recipe: Recipe, model: nn.Module, batches: Batches, precision: Precision) -> None:
+def build_fitting(recipe: Recipe, data: DataSet) -> nn.Module:
+    """The recipe's model, tried on two samples."""
+    two = open_batches(data, "train", recipe, torch.device("cpu"), torch.contiguous_format)
+    inputs, targets = two.take(0, min(2, two.count))
+    if data.is_images:
+        inputs = torch.zeros_like(leaves(inputs)[0])
+    model = models.build(recipe, inputs)
+    models.check_fits(model, recipe, inputs, data.classes, targets)
+    return model
+
+
+def _note_model(
+    run: Run, recipe: Recipe, model: nn.Module, batches: Batches, precision: Precision, about_data: list[str]
+) -> None:
     """Write down what was changed about a user's own model, and what about it ranks may compute otherwise than one process."""
-    unused = fused.remarks(recipe, model)
+    unused = fused.remarks(recipe, model) + about_data
     if recipe.model in models.CATALOGUE:
         if unused:
             write_atomic(run.folder / MODEL_NOTES, {"remarks": unused, "cautions": []})
         return
 
-    def forward(net: nn.Module, images: torch.Tensor) -> None:
+    def forward(net: nn.Module, images: Inputs) -> None:
         with precision.context():
-            net(precision.images(images))
+            call(net, precision.images(images))
 
     found = cautions.cautions(model, batches.take(0, min(_TRIED, batches.count))[0], forward)
     write_atomic(run.folder / MODEL_NOTES, {"remarks": cautions.remarks(model) + unused, "cautions": found})
@@ -122,4 +143,4 @@ def quantizer(recipe: Recipe, model: nn.Module, batches: Batches) -> Qat | None:
         return None
     from lockstep.quantize import training
 
-    return training.prepare(model, batches.take(0, 2)[0], recipe)
+    return training.prepare(model, leaves(batches.take(0, 2)[0])[0], recipe)

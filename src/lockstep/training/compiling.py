@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import nn
 
 from lockstep.backends.ranks import Rank
-from lockstep.data import DataSet
+from lockstep.data.batches import Batches
+from lockstep.data.inputs import mapped
 from lockstep.errors import InputError, RunFailed
 from lockstep.machine import inductor
 from lockstep.models import layers
+from lockstep.models.calling import call
 from lockstep.placement import Placement
 from lockstep.plan import Plan, micro_shares
 from lockstep.torch_private import compile_in_place, compiled_graphs
@@ -19,9 +22,9 @@ from lockstep.training.precision import Precision
 
 
 def compile_model(
-    model: nn.Module, precision: Precision, placement: Placement, plan: Plan, data: DataSet, rank: Rank
+    model: nn.Module, precision: Precision, placement: Placement, plan: Plan, batches: Batches, rank: Rank
 ) -> float:
-    """Compile in place, for every batch size that will come, on blank images; returns the seconds."""
+    """Compile in place, for every batch size that will come, on the first samples; returns the seconds."""
     device = next(model.parameters()).device
     if device.type == "cpu" and not inductor.has_compiler():
         raise InputError("compile=true needs a C++ compiler on the CPU: install g++, or leave it out")
@@ -31,11 +34,11 @@ def compile_model(
     begin, graphs = perf_counter(), compiled_graphs()
     compile_in_place(model)
     for size in _train_sizes(plan, rank):
-        _forward(model, size, precision, placement, data, device).sum().backward()  # type: ignore[no-untyped-call]
+        _total(_forward(model, size, precision, batches)).backward()  # type: ignore[no-untyped-call]
     model.eval()
     with torch.inference_mode():
         for size in _test_sizes(plan, placement, rank):
-            _forward(model, size, precision, placement, data, device)
+            _forward(model, size, precision, batches)
     model.train()
     seconds = perf_counter() - begin
     if compiled_graphs() == graphs:
@@ -63,12 +66,22 @@ def _test_sizes(plan: Plan, placement: Placement, rank: Rank) -> list[int]:
     )
 
 
-def _forward(
-    model: nn.Module, size: int, precision: Precision, placement: Placement, data: DataSet, device: torch.device
-) -> torch.Tensor:
-    # Made as batches are: of one channel, `contiguous` would keep strides that no batch has, and the first step would compile again.
-    layout = torch.channels_last if placement.memory_format == "channels_last" else torch.contiguous_format
-    images = torch.empty(size, *data.shape, device=device, memory_format=layout).zero_()
+def _forward(model: nn.Module, size: int, precision: Precision, batches: Batches) -> Any:
+    """Batches as they will come, of a size that the set may not have: the first samples, again and again."""
+    device = next(model.parameters()).device
+    inputs, _ = batches.take(0, min(size, batches.count))
+    if size > batches.count:
+        inputs = mapped(inputs, lambda one: one.repeat(-(-size // batches.count), *(1 for _ in one.shape[1:]))[:size])
     layers.bind(torch.zeros(size, dtype=torch.int64, device=device), size)
     with precision.context():
-        return precision.scores(model(precision.images(images)))
+        return precision.scores(call(model, precision.images(inputs)))
+
+
+def _total(output: Any) -> torch.Tensor:
+    """Everything that a model answers, added up."""
+    if isinstance(output, torch.Tensor):
+        return output.sum()
+    parts = output.values() if isinstance(output, dict) else output
+    return torch.stack(
+        [_total(part) for part in parts if not isinstance(part, torch.Tensor) or part.requires_grad]
+    ).sum()

@@ -27,6 +27,7 @@ from lockstep.models import layers
 from lockstep.run import Run, Spec
 from lockstep.strategies import Strategy
 from lockstep.training import assemble, compiling, optimizers
+from lockstep.training.loss import Loss
 from lockstep.training.precision import Precision
 from lockstep.training.recipe_step import RecipeStep, TrainState
 from lockstep.ways import MOST_ROUNDS
@@ -76,6 +77,7 @@ class Still:
 
     def __init__(self, batches: Batches) -> None:
         self._batches = batches
+        self.one_class, self.units = batches.one_class, batches.units
         self._kept: dict[int, Batch] = {}
 
     def train_batch(self, low: int, high: int) -> Batch:
@@ -131,7 +133,8 @@ class Lanes:
                     layer.synchronised = layer.synchronised and wrapped
                     layer.group = self._own_group
         if recipe.compile:
-            compiling.compile_model(model, precision, spec.placement, plan, self._data, rank)
+            example = assemble.train_batches(spec, self._data, self._device)
+            compiling.compile_model(model, precision, spec.placement, plan, example, rank)
         strategy = self._strategy(model, wrapped, shared, bucket_mb)
         batches = assemble.train_batches(spec, self._data, self._device)
         batches.visit(sample_order(recipe, 1, plan.train_samples) if recipe.shuffle else None, 1)
@@ -140,7 +143,7 @@ class Lanes:
         clock: StepClock = CudaClock(log) if self._device.type == "cuda" else CpuClock(log)
         source: Any = Still(batches) if still else batches
         optimizer = strategy.optimizer(partial(optimizers.build, recipe.optimizer))
-        state = TrainState(model, strategy, optimizer, precision)
+        state = TrainState(model, strategy, optimizer, precision, Loss(recipe, self._data.class_weights))
         step = RecipeStep(recipe, plan, rank, state, source, SimpleNamespace(clock=clock, log=log))
         self.built.append(
             Lane(

@@ -127,7 +127,14 @@ class Trainer:
         self._recorder.aside("evaluation", begin)
         partial = self._progress.sums.samples < plan.train_samples
         self._progress.end_epoch(
-            epoch, self._step, test.record(), perf_counter() - begin, plan.steps_per_epoch, partial, more=self._int8
+            epoch,
+            self._step,
+            test.record(),
+            perf_counter() - begin,
+            plan.steps_per_epoch,
+            partial,
+            correct_known=self._recipe_step.counts_hits,
+            more=self._int8,
         )
         self._epochs = epoch
         better = self._stopping.better(epoch, test)
@@ -136,8 +143,7 @@ class Trainer:
         if whole:
             self._stopped = self._stopped or self._stopping.reason()
             last = self._stopped is not None or self._step >= plan.total_steps
-            about = {"test_loss": test.loss, "test_accuracy": test.accuracy}
-            self._checkpoint(epoch, last, about, better)
+            self._checkpoint(epoch, last, test.results(), better)
 
     def _train_epoch(self, epoch: int, offset: int) -> None:
         """The steps of one epoch from `offset` on, up to its end or a collective stop."""
@@ -168,8 +174,8 @@ class Trainer:
         if witness:
             witness.before_evaluation(epoch, batches)
         self._member.consolidate()
-        saw = witness.saw_test if witness else None
-        test = evaluate(state.model, batches, samples, mine, batch, state.precision, saw)
+        saw, recipe = witness.saw_test if witness else None, context.recipe
+        test = evaluate(state.model, batches, samples, mine, batch, state.precision, saw, recipe, state.loss)
         if witness:
             witness.evaluated(test)
         if self._qat:

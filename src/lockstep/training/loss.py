@@ -2,32 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from lockstep.data.batches import Batch
+from lockstep.plugins import load_object
 from lockstep.recipe import Recipe, Regularize
 from lockstep.torch_private import foreach_add_
 
 
 class Loss:
-    """Cross entropy, with smoothed labels or blended pairs where the recipe has them. The penalty is no part of it."""
+    """The recipe's loss over some samples, as a sum: of each sample's own loss, or of each token's. The penalty is no part of it.
 
-    def __init__(self, recipe: Recipe) -> None:
+    What the sum over a global batch is divided by is `Batches.units`: the samples, the tokens that count, or the weights of the classes.
+    """
+
+    def __init__(self, recipe: Recipe, class_weights: Sequence[float] = ()) -> None:
         self._smoothing = recipe.regularize.label_smoothing
+        self._weights = torch.tensor(class_weights) if class_weights else None
+        self._of: Callable[[Any, Tensor, str, float], Tensor] = {
+            "cross-entropy": self._entropy,
+            "next-token": self._tokens,
+            "mse": _squares,
+            "bce": _binary,
+        }.get(recipe.loss) or _own(recipe.loss)
 
-    def __call__(self, scores: Tensor, batch: Batch) -> Tensor:
+    def __call__(self, scores: Any, batch: Batch) -> Tensor:
+        """In training: with smoothed labels or blended pairs, where the recipe has them."""
         if batch.others is None or batch.share is None:
-            return self._entropy(scores, batch.labels, "sum")
-        own, other = (self._entropy(scores, labels, "none") for labels in (batch.labels, batch.others))
+            return self._of(scores, batch.labels, "sum", self._smoothing)
+        own, other = (self._of(scores, labels, "none", self._smoothing) for labels in (batch.labels, batch.others))
         # share * own + (1 - share) * other, with one product less
         return (other + batch.share * (own - other)).sum()
 
-    def _entropy(self, scores: Tensor, labels: Tensor, reduction: str) -> Tensor:
-        return functional.cross_entropy(scores, labels, reduction=reduction, label_smoothing=self._smoothing)
+    def plain(self, scores: Any, labels: Tensor) -> Tensor:
+        """In an evaluation."""
+        return self._of(scores, labels, "sum", 0.0)
+
+    def _entropy(self, scores: Tensor, labels: Tensor, reduction: str, smoothing: float) -> Tensor:
+        weights = None if self._weights is None else self._weights.to(scores)
+        return functional.cross_entropy(scores, labels.long(), weights, reduction=reduction, label_smoothing=smoothing)
+
+    def _tokens(self, scores: Tensor, labels: Tensor, reduction: str, smoothing: float) -> Tensor:
+        return self._entropy(scores.flatten(0, -2), labels.flatten(), reduction, smoothing)
+
+
+def _squares(scores: Tensor, targets: Tensor, reduction: str, smoothing: float) -> Tensor:
+    found = functional.mse_loss(scores.reshape(targets.shape), targets.to(scores.dtype), reduction="none")
+    return mean_of_each(found).sum()
+
+
+def _binary(scores: Tensor, targets: Tensor, reduction: str, smoothing: float) -> Tensor:
+    scores = scores.reshape(targets.shape)
+    found = functional.binary_cross_entropy_with_logits(scores, targets.to(scores.dtype), reduction="none")
+    return mean_of_each(found).sum()
+
+
+def mean_of_each(values: Tensor) -> Tensor:
+    """The mean over the numbers of each sample."""
+    return values if values.dim() == 1 else values.flatten(1).mean(1)
+
+
+def _own(spec: str) -> Callable[[Any, Tensor, str, float], Tensor]:
+    """The user's function, called with the model's whole output and the targets: the loss of each sample, or their sum."""
+    function = load_object(spec, "loss")
+
+    def total(output: Any, targets: Tensor, reduction: str, smoothing: float) -> Tensor:
+        found: Tensor = function(output, targets_for(output, targets))
+        return found.sum()
+
+    return total
+
+
+def targets_for(output: Any, targets: Tensor) -> Tensor:
+    """As a user's function takes them: classes as int64, numbers with a point in the format of the model's answers."""
+    if not targets.is_floating_point():
+        return targets if targets.is_complex() else targets.long()
+    return targets.to(next((one.dtype for one in _tensors(output) if one.is_floating_point()), targets.dtype))
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping | tuple | list):
+        for part in output.values() if isinstance(output, Mapping) else output:
+            yield from _tensors(part)
 
 
 @torch.no_grad()

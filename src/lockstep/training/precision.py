@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from lockstep.data.inputs import Inputs
+from lockstep.models.calling import cast, number_type
 from lockstep.recipe import Recipe
 from lockstep.torch_private import amp_unscale_, amp_update_scale_
 
@@ -33,14 +35,18 @@ class Precision:
         self._pure = self.name.startswith("pure-")
         self._type = _TYPES.get(self.name.removeprefix("pure-"))
         self._device = device
+        self._model_type = self._type if self._pure and self._type else torch.float32
         self.scale = LossScale(device) if self.name == "fp16" else None
         self.watch = NumberWatch(self._type) if self._type else None
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        return model.to(self._type) if self._pure else model
+        model = model.to(self._type) if self._pure else model
+        self._model_type = number_type(model)
+        return model
 
-    def images(self, images: torch.Tensor) -> torch.Tensor:
-        return images.to(self._type) if self._pure else images
+    def images(self, images: Inputs) -> Inputs:
+        """A model's inputs in the format that its weights have."""
+        return cast(images, self._model_type)
 
     def context(self) -> AbstractContextManager[Any]:
         """Around forward and loss."""
@@ -48,9 +54,9 @@ class Precision:
             return nullcontext()
         return torch.autocast(self._device.type, dtype=self._type)
 
-    def scores(self, scores: torch.Tensor) -> torch.Tensor:
+    def scores(self, scores: Any) -> Any:
         """The loss itself is always computed in fp32: a sum over a batch is the first thing to leave fp16's range."""
-        return scores if self._type is None else scores.float()
+        return scores if self._type is None else _floats(scores)
 
     def summary(self) -> dict[str, Any] | None:
         """What the format has lost, and fp16's loss scale; None in fp32."""
@@ -60,6 +66,15 @@ class Precision:
         return self.watch.summary() | (
             {"skipped_steps": scale.skipped, "loss_scale": float(scale.value)} if scale else {}
         )
+
+
+def _floats(output: Any) -> Any:
+    """A model's output, whatever it is made of, in fp32."""
+    if isinstance(output, torch.Tensor):
+        return output.float() if output.is_floating_point() else output
+    if isinstance(output, dict):
+        return {key: _floats(value) for key, value in output.items()}
+    return type(output)(map(_floats, output)) if type(output) in (tuple, list) else output
 
 
 class LossScale:

@@ -133,7 +133,7 @@ class Progress:
     ) -> dict[str, Any]:
         """Write the rank's own record and that of all ranks. Collective. A partial one is replaced when a resumed run completes the epoch.
 
-        `test`: test_loss, test_accuracy and test_samples over all ranks; a script may not tell the first two (None).
+        `test`: test_loss, test_samples and what else the model is judged by, over all ranks; a script may not tell some of it (None).
         """
         recorder, sums, mine = self._recorder, self.sums, self._mine
         samples = max(1, mine["samples"])
@@ -150,7 +150,11 @@ class Progress:
             "delayed_seconds": mine.get("delayed"),
         }
         logged = recorder.logging_seconds
-        told = {key: test[f"test_{key}"] for key in ("loss", "accuracy") if test[f"test_{key}"] is not None}
+        told = {
+            key.removeprefix("test_"): value
+            for key, value in test.items()
+            if value is not None and key != "test_samples"
+        }
         recorder.epoch(own, {f"test/{key}": value for key, value in told.items()})
         evaluating, logging = reduce_max([evaluating, recorder.logging_seconds - logged])
         sums.logging_seconds += logging
@@ -198,6 +202,7 @@ class Progress:
             "fit_seconds": fit_seconds,
             "images_per_second": totals.train_images / totals.train_seconds if totals.train_seconds else None,
             **{key: result.get(key) for key in ("train_loss", "train_accuracy", "test_loss", "test_accuracy")},
+            **{key: value for key, value in result.items() if key.startswith("test_")},
             **{key: result[key] for key in ("int8_loss", "int8_accuracy") if key in result},
             "test_samples": result.get("test_samples", 0),
             "memory_growth_bytes": [None if row[1] < 0 else int(row[1]) for row in rows],

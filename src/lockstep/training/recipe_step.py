@@ -10,6 +10,7 @@ from torch import nn
 from lockstep.backends.ranks import Rank
 from lockstep.data.batches import Batches
 from lockstep.models import layers
+from lockstep.models.calling import call
 from lockstep.plan import Plan, micro_shares
 from lockstep.recipe import Recipe
 from lockstep.strategies import Strategy
@@ -33,6 +34,7 @@ class TrainState:
     strategy: Strategy
     optimizer: Optimizer
     precision: Precision
+    loss: Loss
 
 
 class RecipeStep:
@@ -56,7 +58,9 @@ class RecipeStep:
         self._strategy, self._optimizer, self._precision = state.strategy, state.optimizer, state.precision
         self._steps = Steps(state.strategy, records, rank.world, state.optimizer, taken)
         self._pace = Pace(recipe, plan, state.optimizer)
-        self._loss, self._regularize = Loss(recipe), recipe.regularize
+        self._loss, self._regularize = state.loss, recipe.regularize
+        self.counts_hits = batches.one_class
+        """Whether steps count how many samples were right."""
         self._penalized = recipe.regularize.l1 > 0 or recipe.regularize.l2 > 0
         self._clip_norm = recipe.optimizer.clip_norm
         # What a plain recipe does not ask for costs it nothing.
@@ -76,7 +80,7 @@ class RecipeStep:
         self._records.clock.start()
         self._pace.set(steps.taken)
         shares = self._full_shares if count == self.plan.global_batch else self._shares(count)
-        step = steps.open(shares[-1][1] - shares[0][0], count)
+        step = steps.open(shares[-1][1] - shares[0][0], count, units=self._batches.units(first, count))
         for low, high in shares[:-1]:
             with step.no_exchange():
                 self._forward_backward(step, first, low, high)
@@ -107,12 +111,12 @@ class RecipeStep:
         )
         step.lap("data")
         if self.witness:
-            self.witness.saw(batch, samples, step.count)
+            self.witness.saw(batch, samples, step.units)
         layers.bind(batch.keys, samples)
         with precision.context():
-            scores = precision.scores(self._strategy.model(precision.images(batch.images)))
+            scores = precision.scores(call(self._strategy.model, precision.images(batch.images)))
             loss = self._loss(scores, batch)
-        if samples:
+        if samples and self.counts_hits:
             step.log(correct=(scores.detach().argmax(1) == batch.labels).sum())
         step.backward(loss, precision.scale, samples=samples)
 

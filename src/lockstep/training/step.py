@@ -54,9 +54,12 @@ class Steps:
         self.row = records.log.count
         """The row of the next step. On a GPU the log counts a row later, when the step's events are read."""
 
-    def open(self, samples: int, count: int, mine: torch.Tensor | None = None) -> Step:
-        """The next step, on a global batch of `count` samples, of which this rank has `samples`."""
-        self._open = Step(self, samples, count, mine)
+    def open(self, samples: int, count: int, mine: torch.Tensor | None = None, units: float | None = None) -> Step:
+        """The next step, on a global batch of `count` samples, of which this rank has `samples`.
+
+        `units`: what the loss over them is divided by, where that is not their number.
+        """
+        self._open = Step(self, samples, count, mine, count if units is None else units)
         return self._open
 
     def finish(self, epoch: int) -> Step | None:
@@ -89,7 +92,7 @@ class Steps:
     def gradients_ready(self) -> None:
         self.records.clock.gradients_ready()
 
-    def weight(self, count: int) -> torch.Tensor:
+    def weight(self, count: float) -> torch.Tensor:
         """What each sample's loss counts: 1 / global count, times what the strategy divides by; 0 for a dummy sample (count 0)."""
         weighs = self.strategy.gradient_scale / count if count else 0.0
         if weighs != self._weighs:
@@ -116,9 +119,9 @@ class Steps:
 class Step:
     """What the body of `for step in s.steps(…)` works with."""
 
-    def __init__(self, steps: Steps, samples: int, count: int, mine: torch.Tensor | None) -> None:
+    def __init__(self, steps: Steps, samples: int, count: int, mine: torch.Tensor | None, units: float) -> None:
         self._steps = steps
-        self.samples, self.count = samples, count
+        self.samples, self.count, self.units = samples, count, units
         self._mine = mine
         self.exchanged, self.updated, self.correct_known, self.passes = False, False, False, 0
         self._inner = False
@@ -150,7 +153,7 @@ class Step:
         clock.lap(FORWARD)
         counts = self.samples if samples is None else samples
         steps.check_loss(loss_sum, counts)
-        weight = steps.weight(self.count if counts else 0)
+        weight = steps.weight(self.units if counts else 0)
         weight = weight if scaler is None else scaler.scale(weight)
         if type(loss_sum) is torch.Tensor and loss_sum.dim() == 0:
             # retain_graph, create_graph, inputs, allow_unreachable, accumulate_grad: as loss.backward has them
@@ -167,7 +170,11 @@ class Step:
                 clock.lap(EXCHANGE)
             steps.check_gradients()
         if counts:
-            steps.records.log.add_loss(steps.row, loss_sum.detach())
+            # A row has samples: in their number, the mean of the step's rows is the loss that was minimised.
+            per_sample = 1.0 if self.units == self.count else self.count / (self.units or 1.0)
+            steps.records.log.add_loss(
+                steps.row, loss_sum.detach() if per_sample == 1.0 else loss_sum.detach() * per_sample
+            )
         clock.skip()
 
     @contextmanager

@@ -48,8 +48,7 @@ class Stopping:
 
     def better(self, epoch: int, test: Evaluation) -> bool:
         """Whether this epoch is the best so far; counts the wait otherwise."""
-        on_loss = self._settings.on == "test_loss"
-        value = -test.loss if on_loss else test.accuracy
+        value = test.accuracy if self._settings.on == "test_accuracy" else -test.loss
         standing = self._standing
         least = self._settings.min_delta if standing.best is not None else -math.inf
         if value > (standing.best or 0.0) + least:  # what is not a number is never better

@@ -9,11 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from lockstep.data.batches import Batch, Batches
+from lockstep.data.inputs import Inputs, mapped
 from lockstep.errors import RunFailed
 from lockstep.models import layers
+from lockstep.models.calling import call
+from lockstep.models.output import scores_of
+from lockstep.recipe import Recipe
+from lockstep.training import measures
 from lockstep.training.loss import Loss
 from lockstep.training.precision import Precision
 
@@ -25,12 +29,12 @@ UNIT_ROUNDING = {"fp32": 2.0**-24, "bf16": 2.0**-8, "fp16": 2.0**-11, "pure-bf16
 
 @dataclass
 class Pass:
-    """One forward pass of a step: what it was given, and of how many samples in all its global batch was."""
+    """One forward pass of a step: what it was given, and what the loss of its global batch is divided by."""
 
     batch: Batch
     real: int
     """How many of the samples count: 0 for the dummy of a rank without any."""
-    count: int
+    count: float
 
 
 @dataclass
@@ -54,7 +58,7 @@ class Gradient:
         for each in self.passes:
             layers.bind(each.batch.keys, each.real)
             try:
-                loss = self.loss(judge(noise(each.batch.images.double())), each.batch) / each.count
+                loss = self.loss(call(judge, _doubled(each.batch.images, noise)), each.batch) / (each.count or 1.0)
             except RuntimeError as error:
                 text = str(error).partition("\n")[0]
                 raise RunFailed(f"verify needs the model in float64, and there it fails: {text}") from None
@@ -88,25 +92,46 @@ def true_step(judge: nn.Module, gradient: Gradient, precision: str, step: int) -
 
 @torch.inference_mode()
 def true_evaluation(
-    model: nn.Module, test: Batches, samples: int, batch: int, precision: Precision
-) -> dict[str, float | int]:
-    """The evaluation in float64, and how many samples are so close to another class that rounding may decide."""
+    model: nn.Module, test: Batches, samples: int, batch: int, precision: Precision, recipe: Recipe, loss_of: Loss
+) -> dict[str, Any]:
+    """The evaluation in float64, and of measures that count answers: in which share of them rounding may decide."""
     judge = copy.deepcopy(model).double().eval()
     model.eval()
-    loss, hits, error, margins = 0.0, 0, 0.0, list[Tensor]()
+    loss, error = 0.0, 0.0
+    judged = measures.summed(recipe)
+    sums = {name: [0.0, 0.0] for name in judged}
+    margins: dict[str, list[Tensor]] = {name: [] for name in judged if name in measures.COUNTED}
     for low in range(0, samples, batch):
         images, labels = test.take(low, min(low + batch, samples))
-        truth = judge(images.double())
+        truth = call(judge, _doubled(images))
         with precision.context():
-            ours = precision.scores(model(precision.images(images)))
-        error = max(error, float((ours.double() - truth).abs().max()))
-        loss += functional.cross_entropy(truth, labels, reduction="sum").item()
-        hits += int((truth.argmax(1) == labels).sum())
-        best = truth.topk(2, 1).values if truth.shape[1] > 1 else truth.repeat(1, 2)
-        margins.append(best[:, 0] - best[:, 1])
+            ours = precision.scores(call(model, precision.images(images)))
+        loss += loss_of.plain(truth, labels).item()
+        for name, of in judged.items():
+            sums[name] = [before + float(now) for before, now in zip(sums[name], of(truth, labels), strict=True)]
+        for name, found in margins.items():
+            error = max(error, float((scores_of(ours).double() - scores_of(truth)).abs().max()))
+            found.append(_margins(scores_of(truth), recipe.loss, measures.COUNTED[name]))
     model.train()
-    unsure = int((torch.cat(margins) < 4 * error).sum())
-    return {"true_loss": loss / samples, "true_hits": hits, "unsure": unsure}
+    mean = loss / (test.units(0, samples) or 1.0)
+    exact = measures.derived(recipe, mean, {name: total / (count or 1.0) for name, (total, count) in sums.items()})
+    unsure = {name: float((torch.cat(found) < 4 * error).double().mean()) for name, found in margins.items()}
+    return {"true_loss": mean, "true_measures": exact, "unsure": unsure}
+
+
+def _margins(scores: Tensor, loss: str, best: int) -> Tensor:
+    """By how much each answer is one, and not another: the class that is just among the best, before the next one."""
+    if loss == "bce":
+        return scores.abs().flatten()
+    classes = scores.flatten(0, -2) if loss == "next-token" else scores.movedim(1, -1).flatten(0, -2)
+    if classes.shape[1] <= best:
+        return torch.full((len(classes),), torch.inf)
+    first = classes.topk(best + 1, 1).values
+    return first[:, best - 1] - first[:, best]
+
+
+def _doubled(inputs: Inputs, noise: Callable[[Tensor], Tensor] = lambda values: values) -> Inputs:
+    return mapped(inputs, lambda one: noise(one.double()) if one.is_floating_point() else one)
 
 
 class Noise:

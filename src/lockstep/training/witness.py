@@ -24,13 +24,14 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.data.batches import Batch, Batches
+from lockstep.data.inputs import Inputs, leaves, mapped
 from lockstep.models import layers
+from lockstep.models.calling import call
 from lockstep.recipe import Regularize
 from lockstep.run import Proof, append_line
 from lockstep.torch_private import AnyBatchNorm
 from lockstep.training.context import Context
 from lockstep.training.evaluate import Evaluation
-from lockstep.training.loss import Loss
 from lockstep.training.recipe_step import TrainState
 from lockstep.training.state import digest, whole_state
 from lockstep.training.truth import Gradient, Pass, true_evaluation, true_step
@@ -48,7 +49,7 @@ class Witness:
         assert spec.options.proof is not None
         self._proof: Proof = spec.options.proof
         self._spec, self._rank, self._model, self._strategy = spec, rank, model, state.strategy
-        self._optimizer, self._precision, self._loss = state.optimizer, state.precision, Loss(spec.recipe)
+        self._optimizer, self._precision, self._loss = state.optimizer, state.precision, state.loss
         self._names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self._folder = run.folder / FOLDER
         self._folder.mkdir(exist_ok=True)
@@ -86,9 +87,9 @@ class Witness:
             self._judge = copy.deepcopy(self._model)
         self._generator = torch.get_rng_state()
 
-    def saw(self, batch: Batch, real: int, count: int) -> None:
+    def saw(self, batch: Batch, real: int, count: float) -> None:
         """A forward pass has this batch."""
-        self._row["samples"] += _fingerprints(batch.images[:real], batch.labels[:real])
+        self._row["samples"] += _fingerprints(mapped(batch.images, lambda one: one[:real]), batch.labels[:real])
         if self._before is not None and self._proof.keep:
             self._passes.append(Pass(batch, real, count))
 
@@ -136,15 +137,15 @@ class Witness:
             self._load(_read(path))
         elif self._proof.keep:
             samples, batch = self._spec.plan.test_samples, self._spec.placement.eval_batch
-            truth = true_evaluation(self._model, test, samples, batch, self._precision)
+            truth = true_evaluation(self._model, test, samples, batch, self._precision, self._spec.recipe, self._loss)
             torch.save({**self._state(), **truth}, path)
         self._expected = self._weights_digest()
 
-    def saw_test(self, images: Tensor, labels: Tensor) -> None:
+    def saw_test(self, images: Inputs, labels: Tensor) -> None:
         self._row["samples"] += _fingerprints(images, labels)
 
     def evaluated(self, test: Evaluation) -> None:
-        self._row |= {"loss": test.loss, "accuracy": test.accuracy, "count": test.samples}
+        self._row |= {"loss": test.loss, "measures": test.measures, "count": test.samples}
         append_line(self._folder / f"rank-{self._rank.rank:04d}.jsonl", self._row)
 
     # The state
@@ -197,9 +198,9 @@ class Witness:
         for each in self._passes:
             layers.bind(each.batch.keys, each.real)
             with self._precision.context():
-                scores = self._precision.scores(self._model(self._precision.images(each.batch.images)))
+                scores = self._precision.scores(call(self._model, self._precision.images(each.batch.images)))
                 loss = self._loss(scores, each.batch)
-            weight = torch.full((), self._strategy.gradient_scale / each.count if each.real else 0.0)
+            weight = torch.full((), self._strategy.gradient_scale / each.count if each.real and each.count else 0.0)
             if scale:
                 weight = weight * self._before["scale"]["scale"]
             found = torch.autograd.grad(loss * weight, parameters, allow_unused=True)
@@ -247,10 +248,11 @@ def _cloned(content: Any) -> Any:
     return [_cloned(value) for value in content] if isinstance(content, list) else content
 
 
-def _fingerprints(images: Tensor, labels: Tensor) -> list[str]:
-    """One for each sample: of the very bytes that the model gets, after augmentation."""
-    rows = images.detach().cpu().contiguous().flatten(1).view(torch.uint8).numpy()
-    return [
-        hashlib.blake2b(row.tobytes() + bytes(str(label), "ascii"), digest_size=8).hexdigest()
-        for row, label in zip(rows, labels.tolist(), strict=True)
-    ]
+def _fingerprints(images: Inputs, labels: Tensor) -> list[str]:
+    """One for each sample: of the very bytes that the model gets, after augmentation, and of its targets."""
+    rows = [_bytes_of_each(tensor) for tensor in (*leaves(images), labels)]
+    return [hashlib.blake2b(b"".join(parts), digest_size=8).hexdigest() for parts in zip(*rows, strict=True)]
+
+
+def _bytes_of_each(samples: Tensor) -> list[bytes]:
+    return [row.tobytes() for row in samples.detach().cpu().contiguous().numpy()]

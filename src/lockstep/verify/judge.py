@@ -13,6 +13,9 @@ from lockstep.verify.checks import Check, Worst
 from lockstep.verify.records import Records
 from lockstep.verify.steps import MARGIN, PASS_ROUNDING, TERMS, Rounding, Steps, own_rounding
 
+# Measures of ours that are numbers with a point; what a function of the user's own does to roundings is not known.
+EXACT = ("mae", "perplexity")
+
 
 def judge(reference: Records, other: Records, name: str, rounding: Rounding | None = None) -> Iterator[Check]:
     """All checks of a placement against the one process (or of the one process against float64)."""
@@ -86,7 +89,8 @@ def same_bits(one: Records, two: Records, name: str) -> Check:
 
 
 def _evaluations(reference: Records, other: Records, against: str, rounding: Rounding) -> Iterator[Check]:
-    wrong, hits, loss, where = 0, Worst(), Worst(), ""
+    wrong, loss, where = 0, Worst(), ""
+    measured: dict[str, Worst] = {}
     for epoch, row in reference.evaluations[0].items():
         rows = [found.get(epoch, {}) for found in other.evaluations]
         if other is not reference:
@@ -101,13 +105,25 @@ def _evaluations(reference: Records, other: Records, against: str, rounding: Rou
         for each in rows:
             difference = abs(each.get("loss", math.nan) - truth["true_loss"]) / abs(truth["true_loss"] or 1.0)
             loss.add(difference, allowed, f"epoch {epoch}")
-            counted = round(each.get("accuracy", math.nan) * row["count"]) if "accuracy" in each else math.nan
-            hits.add(abs(counted - truth["true_hits"]), truth["unsure"], f"epoch {epoch}")
+            for name, true in truth["true_measures"].items():
+                difference = abs(each.get("measures", {}).get(name, math.nan) - true)
+                worst = measured.setdefault(name, Worst())
+                if name in truth["unsure"]:  # answers are right or wrong, but for those that rounding may decide
+                    wrong_answers, most = (
+                        round(share * row["count"], 6) for share in (difference, truth["unsure"][name])
+                    )
+                    worst.add(wrong_answers, most, f"epoch {epoch}")
+                elif name in EXACT:  # as exact as the loss; perplexity is its power
+                    worst.add(
+                        difference / abs(true or 1.0), allowed * max(1.0, abs(truth["true_loss"])), f"epoch {epoch}"
+                    )
     if other is not reference:
         yield Check("samples of every evaluation", against, wrong, 0, where)
     if any(not math.isfinite(row["loss"]) for row in reference.evaluations[0].values()):
         why = "training diverged: in one process, too, the test loss is not finite"
         yield Check("test loss", against, math.nan, 0, diverged=why)
         return
-    yield hits.check("test samples that are right", against)
+    for name, worst in measured.items():
+        if worst.count:
+            yield worst.check("test samples that are right" if name == "accuracy" else f"test {name}", against)
     yield loss.check("test loss", against)

@@ -1,6 +1,7 @@
 // A run, a study, or runs beside each other: the report's own page, and above it what is live.
 
-const NAMES = ["loss-by-step", "step", "accuracy", "loss"];
+// Where a plot stands among the live ones; what a model is judged by has many names, and stands before its loss.
+const place = (id) => ({ "loss-by-step": 0, step: 1, loss: 3 }[id] ?? 2);
 const held = new Map();
 let [drawnLive, reading, over, tries] = [false, false, false, 0];
 let stream = null;
@@ -95,7 +96,7 @@ function showPlot(chart) {
   if (old) delete old.dataset.newer;
   if (old) old.update(chart);
   else {
-    const after = [...plots.children].find((one) => NAMES.indexOf(one.id) > NAMES.indexOf(chart.id));
+    const after = [...plots.children].find((one) => place(one.id) > place(chart.id));
     plots.insertBefore(figureFor(chart), after || null);
   }
   plots.hidden = false;
