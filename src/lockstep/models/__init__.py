@@ -105,7 +105,8 @@ def build(recipe: Recipe, shape: Shape | None = None) -> nn.Module:
             raise InputError(f"model={recipe.model} returned {type(model).__name__}, not a torch.nn.Module")
         if is_lazy(model) and shape is not None:
             _try(model, recipe, torch.zeros(2, *shape))
-    if not any(p.requires_grad for p in model.parameters()):
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if not trained or not (is_lazy(model) or any(p.numel() for p in trained)):
         raise InputError(f"model={recipe.model} has no parameters to train")
     prepare(model)
     if info is None:
@@ -118,6 +119,13 @@ def is_lazy(model: nn.Module) -> bool:
     from torch.nn.parameter import is_lazy as unknown
 
     return any(unknown(tensor) for tensor in (*model.parameters(), *model.buffers()))
+
+
+def is_double(model: nn.Module) -> bool:
+    """Whether all its weights are float64, so that it takes images in float64."""
+    import torch
+
+    return all(parameter.dtype in (torch.float64, torch.complex128) for parameter in model.parameters())
 
 
 def published_size(recipe: Recipe) -> tuple[int, int] | None:
@@ -176,7 +184,7 @@ def _try(model: nn.Module, recipe: Recipe, images: Any) -> Any:
     model.eval()
     try:
         with torch.no_grad():
-            return model(images)
+            return model(images.double() if is_double(model) else images)
     except InputError:
         raise
     except Exception as error:

@@ -61,6 +61,7 @@ def answer(question: Question, scratch: Path) -> Answer:
     from lockstep import models
     from lockstep.data import open_data
     from lockstep.models import memory
+    from lockstep.strategies.units import units
 
     recipe, placement = question.recipe, question.placement
     torch.set_num_threads(placement.threads or 1)
@@ -71,6 +72,7 @@ def answer(question: Question, scratch: Path) -> Answer:
     # As for an evaluation: layers that draw random numbers would ask for the samples' keys.
     model: Any = memory.arrange(models.build(recipe, data.shape).eval().to(device=device), memory_format)
     images = torch.rand(SAMPLES, *data.shape, device=device).contiguous(memory_format=memory_format)
+    images = images.double() if models.is_double(model) else images
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     came: dict[int, float] = {}
     for number, parameter in enumerate(trained):
@@ -87,16 +89,14 @@ def answer(question: Question, scratch: Path) -> Answer:
         shares.append([(came.get(number, end) - backward) / (end - backward) for number in range(len(trained))])
         took.append((end - begin) / SAMPLES)
     median = torch.tensor(shares[1:]).median(0).values.clamp(0, 1).tolist()
-    units = {
-        id(parameter): number for number, child in enumerate(model.children(), 1) for parameter in child.parameters()
-    }
+    of_unit = {id(parameter): number for number, unit in enumerate(units(model), 1) for parameter in unit.parameters()}
     gradients = [
         Gradient(
             bytes=parameter.nbytes,
             ready=share,
             rows=len(parameter) if parameter.dim() else 1,
             columns=parameter[0].numel() if parameter.dim() else 1,
-            unit=units.get(id(parameter), 0),
+            unit=of_unit.get(id(parameter), 0),
         )
         for parameter, share in zip(trained, median, strict=True)
     ]

@@ -14,7 +14,7 @@ from lockstep.data.batches import Batches
 from lockstep.models import cautions, layers, memory
 from lockstep.recipe import Recipe
 from lockstep.run import MODEL_NOTES, Run, Spec, write_atomic
-from lockstep.training import compiling, fused, optimizers, resuming
+from lockstep.training import compiling, fused, optimizers, resuming, trial
 from lockstep.training.balance import balance_of
 from lockstep.training.checkpoint import Position
 from lockstep.training.context import Context
@@ -40,8 +40,9 @@ def assemble(context: Context) -> Trainer:
     loader = Loader(train_batches(spec, data, device), test_batches(spec, data, device))
     precision = Precision(recipe, device)
     model = build_model(recipe, spec, data, device, precision)
+    placement, tried = trial.settle(recipe, spec.placement, model, loader.train, precision)
     if rank.is_first:
-        _note_model(run, recipe, model, loader.test, precision)
+        _note_model(run, recipe, model, loader.test, precision, tried)
     # From here on each rank draws numbers of its own, where a model draws any.
     seeding.seed_all(recipe.seed, rank.rank)
     qat = quantizer(recipe, model, loader.test)
@@ -54,7 +55,7 @@ def assemble(context: Context) -> Trainer:
     rows = None if spec.options.turns else plan.total_steps
     member.join(rows, position, resuming.steps_before(run, spec, checkpoint))
     compiled = compiling.compile_model(model, precision, spec.placement, plan, data, rank) if recipe.compile else 0.0
-    strategy = member.adopt(model)
+    strategy = member.adopt(model, placement)
     state = TrainState(model, strategy, strategy.optimizer(partial(optimizers.build, recipe.optimizer)), precision)
     loader.train.keyed = loader.train.keyed or layers.needs_keys(model)
     balance = balance_of(context, plan, member.recorder)
@@ -100,7 +101,9 @@ def build_model(recipe: Recipe, spec: Spec, data: DataSet, device: torch.device,
     return precision.prepare(memory.arrange(model.to(device=device), _memory_format(spec)))
 
 
-def _note_model(run: Run, recipe: Recipe, model: nn.Module, batches: Batches, precision: Precision) -> None:
+def _note_model(
+    run: Run, recipe: Recipe, model: nn.Module, batches: Batches, precision: Precision, tried: list[str]
+) -> None:
     """Write down what was changed about a user's own model, and what about it ranks may compute otherwise than one process."""
     unused = fused.remarks(recipe, model)
     if recipe.model in models.CATALOGUE:
@@ -113,7 +116,7 @@ def _note_model(run: Run, recipe: Recipe, model: nn.Module, batches: Batches, pr
             net(precision.images(images))
 
     found = cautions.cautions(model, batches.take(0, min(_TRIED, batches.count))[0], forward)
-    write_atomic(run.folder / MODEL_NOTES, {"remarks": cautions.remarks(model) + unused, "cautions": found})
+    write_atomic(run.folder / MODEL_NOTES, {"remarks": cautions.remarks(model) + tried + unused, "cautions": found})
 
 
 def quantizer(recipe: Recipe, model: nn.Module, batches: Batches) -> Qat | None:

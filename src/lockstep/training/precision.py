@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from lockstep.errors import InputError
+from lockstep.models import is_double
 from lockstep.recipe import Recipe
 from lockstep.torch_private import amp_unscale_, amp_update_scale_
 
@@ -32,15 +34,31 @@ class Precision:
         self.name = recipe.precision
         self._pure = self.name.startswith("pure-")
         self._type = _TYPES.get(self.name.removeprefix("pure-"))
+        self._images = self._type if self._pure else None
         self._device = device
         self.scale = LossScale(device) if self.name == "fp16" else None
         self.watch = NumberWatch(self._type) if self._type else None
 
     def prepare(self, model: nn.Module) -> nn.Module:
+        """The model in its number format. One that computes in float64 keeps that, and gets its images in float64."""
+        if self._type is not None:
+            self._check(model)
+        elif is_double(model):
+            self._images = torch.float64
         return model.to(self._type) if self._pure else model
 
+    def _check(self, model: nn.Module) -> None:
+        """Autocast would pass over these weights, and a conversion would lose their imaginary part, both without a word."""
+        wide = (torch.float64, torch.complex64, torch.complex128)
+        for name, parameter in model.named_parameters():
+            if parameter.dtype in wide:
+                kind = str(parameter.dtype).removeprefix("torch.")
+                raise InputError(
+                    f"precision={self.name}: {name} is {kind}, which has no 16-bit form: choose precision=fp32, which leaves it as it is"
+                )
+
     def images(self, images: torch.Tensor) -> torch.Tensor:
-        return images.to(self._type) if self._pure else images
+        return images if self._images is None else images.to(self._images)
 
     def context(self) -> AbstractContextManager[Any]:
         """Around forward and loss."""
