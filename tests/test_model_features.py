@@ -145,7 +145,6 @@ def test_ranks_that_call_different_layers_are_found_before_a_result_is_taken(ran
 @pytest.mark.parametrize(
     ("name", "place", "precision", "said"),
     [
-        ("Complex", {"strategy": "fsdp"}, "fp32", "strategy=fsdp: turn is complex"),
         ("Complex", {"ddp": Ddp(hook="fp16")}, "fp32", "ddp.hook=fp16 compresses real numbers, and turn is complex"),
         ("Complex", {}, "pure-bf16", "precision=pure-bf16: turn is complex64, which has no 16-bit form"),
         ("double", {}, "bf16", "precision=bf16: first.weight is float64, which has no 16-bit form"),

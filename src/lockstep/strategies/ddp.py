@@ -70,7 +70,10 @@ class Ddp(Strategy):
         self._exchanges: Exchanges | None = None
         self._powersgd: PowerSgd | None = None
         if settings.hook == "powersgd":
-            self._powersgd = PowerSgd(model, settings.powersgd_rank, group)
+            # DDP's message about unused parameters would come between PowerSGD's on one rank and behind them on another.
+            self._powersgd = PowerSgd(
+                model, settings.powersgd_rank, group, in_order=settings.find_unused_parameters is True
+            )
             self._exchanges = Exchanges(self._powersgd, powersgd.exchange)
         elif settings.hook != "none":
             self._exchanges = Exchanges(group, _compression(settings.hook))

@@ -135,7 +135,8 @@ class ByRows:
         from torch.distributed.tensor import DTensor
 
         like: Any = self._whole[index]
-        shape, stride = like.shape, like.stride()
+        shape = like.shape + part.shape[like.dim() :]  # an optimizer has pairs of real numbers for complex ones
+        stride = torch.empty(shape, device="meta").stride()
         divided = DTensor.from_local(
             part, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride
         )

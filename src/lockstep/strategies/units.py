@@ -39,8 +39,6 @@ def _with_forward(module: nn.Module) -> Iterator[nn.Module]:
 def check(model: nn.Module) -> None:
     """Refuse what `fully_shard` cannot divide."""
     for name, parameter in model.named_parameters():
-        if parameter.is_complex():
-            raise InputError(f"strategy=fsdp: {name} is complex, and PyTorch does not divide its gradient: {_INSTEAD}")
         if parameter.dim() == 0:
             raise InputError(
                 f"strategy=fsdp: {name} has no dimension to be divided along: give it the shape (1,), or {_INSTEAD}"
