@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from lockstep import strategies
-from lockstep.placement import Ddp, LocalSgd, Placement
+from lockstep.placement import Ddp, Fsdp, LocalSgd, Placement
 from lockstep.recipe import Optimizer as Settings
 from lockstep.strategies import powersgd, zero
 from lockstep.training import optimizers
@@ -58,9 +58,18 @@ def share(count: int, rank: int, ranks: int) -> slice:
 
 
 def placement(
-    ranks: int, strategy: str, passes: int, ddp: dict[str, Any] | None = None, local: dict[str, Any] | None = None
+    ranks: int,
+    strategy: str,
+    passes: int,
+    ddp: dict[str, Any] | None = None,
+    local: dict[str, Any] | None = None,
+    fsdp: dict[str, Any] | None = None,
 ) -> Placement:
-    knobs: dict[str, Any] = {"ddp": Ddp(**(ddp or {})), "local_sgd": LocalSgd(**(local or {}))}
+    knobs: dict[str, Any] = {
+        "ddp": Ddp(**(ddp or {})),
+        "fsdp": Fsdp(**(fsdp or {})),
+        "local_sgd": LocalSgd(**(local or {})),
+    }
     return Placement(ranks=ranks, strategy=strategy, accumulation=passes, **knobs)
 
 
@@ -94,6 +103,7 @@ def train(
     settle_after: Sequence[int] = (),
     start: dict[str, Any] | None = None,
     double: bool = False,
+    fsdp: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Weights at the end, and the gradients of every step, on one rank. `start` is the result of the steps before."""
     model = build_model(statistics, double=double)
@@ -103,7 +113,7 @@ def train(
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(0.5)
-    made = strategies.build(strategy, model, placement(ranks, strategy, passes, ddp, local), torch.device("cpu"))
+    made = strategies.build(strategy, model, placement(ranks, strategy, passes, ddp, local, fsdp), torch.device("cpu"))
     optimizer = made.optimizer(lambda parameters: optimizers.build(Settings(**settings), parameters))
     found: list[Tensors] = []
     if start:
@@ -236,10 +246,11 @@ def unused_parameters(rank: int, ranks: int, find: bool, own: bool) -> Any:
     return found
 
 
-def fsdp_parts(rank: int, ranks: int, settings: dict[str, Any]) -> dict[str, Any]:
+def fsdp_parts(rank: int, ranks: int, settings: dict[str, Any], replicas: int = 1) -> dict[str, Any]:
     """What a rank keeps, what it puts together, and an evaluation in which ranks do not wait for each other."""
     model = build_model()
-    made: Any = strategies.build("fsdp", model, placement(ranks, "fsdp", 1), torch.device("cpu"))
+    chosen = placement(ranks, "fsdp", 1, fsdp={"replicas": replicas})
+    made: Any = strategies.build("fsdp", model, chosen, torch.device("cpu"))
 
     def make() -> Any:
         return made.optimizer(lambda parameters: optimizers.build(Settings(**settings), parameters))
@@ -259,9 +270,17 @@ def fsdp_parts(rank: int, ranks: int, settings: dict[str, Any]) -> dict[str, Any
     gradients_of_step(made, 3, 12, rank, ranks, 1)
     optimizer.step()
     kept = sum(parameter.numel() for parameter in optimizer.parameters)
+    norm = made.global_norm(torch.tensor([float(rank % (ranks // replicas))]))
     made.load_weights(build_model(seed=6).state_dict())
     loaded = {name: tensor.full_tensor() for name, tensor in model.state_dict().items()}
-    return {"loaded": loaded, "kept": kept, "state": state, "reloaded": other.state(), "evaluated": loss}
+    return {
+        "norm": float(norm),
+        "loaded": loaded,
+        "kept": kept,
+        "state": state,
+        "reloaded": other.state(),
+        "evaluated": loss,
+    }
 
 
 def count_messages(rank: int, ranks: int, strategy: str, passes: int, **more: Any) -> list[int]:

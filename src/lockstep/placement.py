@@ -34,8 +34,15 @@ class Ddp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     hook: Literal["none", "fp16", "bf16", "powersgd"] = "none"
     """Compress what is exchanged. This changes the mathematics."""
     powersgd_rank: Positive = 1
-    find_unused_parameters: bool = False
-    """Look after each forward pass which parameters it did not use. Needed where a step may leave some out; it costs a walk through the graph."""
+    find_unused_parameters: bool | Literal["auto"] = "auto"
+    """Look after each forward pass which parameters it did not use, at the cost of a walk through the graph; auto: where a trial step leaves some out."""
+
+
+class Fsdp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The knob of fully_shard."""
+
+    replicas: Positive = 1
+    """HSDP: N groups of neighbouring ranks; each group divides the whole model among its ranks, and the groups exchange gradients."""
 
 
 class LocalSgd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,6 +96,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     strategy: str = "auto"
     """single, ddp, flat, naive, dp, fsdp, local-sgd, diloco, or your own as path/to/file.py:Class (docs/strategies.md)."""
     ddp: Ddp = Ddp()
+    fsdp: Fsdp = Fsdp()
     local_sgd: LocalSgd = LocalSgd()
     shares: Literal["auto"] | list[Positive] | None = None
     """How ranks of unequal speed divide each global batch: one number a rank, such as [3,1], or auto: as measured, and anew when that changes."""
@@ -145,6 +153,8 @@ def unused_settings(placement: Placement) -> list[str]:
     found = []
     if strategy != "ddp" and placement.ddp != Ddp():
         found.append(f"ddp.* has no effect with strategy={strategy}")
+    if strategy != "fsdp" and placement.fsdp != Fsdp():
+        found.append(f"fsdp.* has no effect with strategy={strategy}")
     if strategy not in ("local-sgd", "diloco") and placement.local_sgd != LocalSgd():
         found.append(f"local_sgd.* has no effect with strategy={strategy}")
     if placement.ddp.powersgd_rank != 1 and placement.ddp.hook != "powersgd":

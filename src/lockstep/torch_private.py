@@ -121,6 +121,11 @@ def ddp_ignore(model: nn.Module, names: list[str]) -> None:
     nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)  # type: ignore[no-untyped-call]
 
 
+def ddp_check_finished(wrapped: nn.parallel.DistributedDataParallel) -> None:
+    """A RuntimeError where the last backward pass has left a bucket without its exchange; the next forward pass would raise the same."""
+    wrapped._check_reducer_finalized()  # type: ignore[no-untyped-call]
+
+
 def ddp_logging_data(wrapped: nn.parallel.DistributedDataParallel) -> dict[str, Any]:
     """What DDP counts about itself: sizes of its buckets, times of its steps."""
     found: dict[str, Any] = wrapped._get_ddp_logging_data()  # type: ignore[no-untyped-call]

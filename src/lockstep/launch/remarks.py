@@ -47,7 +47,7 @@ def warnings(spec: Spec) -> list[str]:
 
 
 # What users expect of a placement need not be said each time; --dry-run and `show` say all of it.
-_AS_EXPECTED = ("launcher", "device", "strategy", "threads", "memory_format")
+_AS_EXPECTED = ("launcher", "device", "strategy", "threads", "memory_format", "ddp.find_unused_parameters")
 
 
 def decisions(spec: Spec, everything: bool = False) -> list[str]:

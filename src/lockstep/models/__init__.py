@@ -134,7 +134,8 @@ def build(recipe: Recipe, example: Inputs | None = None) -> nn.Module:
             raise InputError(f"model={recipe.model} returned {type(model).__name__}, not a torch.nn.Module")
         if is_lazy(model) and example is not None:
             _try(model, recipe, example)
-    if not any(p.requires_grad for p in model.parameters()):
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if not trained or not (is_lazy(model) or any(p.numel() for p in trained)):
         raise InputError(f"model={recipe.model} has no parameters to train")
     prepare(model)
     if info is None and not is_own(recipe):

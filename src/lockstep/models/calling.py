@@ -18,8 +18,10 @@ def call(model: nn.Module, inputs: Inputs) -> Any:
 
 
 def number_type(model: nn.Module) -> torch.dtype:
-    """Of its first parameter with a point: what it computes in."""
-    return next((p.dtype for p in model.parameters() if p.dtype.is_floating_point), torch.float32)
+    """Of its first parameter with a point: what it computes in. Complex numbers are made of two such."""
+    return next(
+        (p.dtype.to_real() for p in model.parameters() if p.is_floating_point() or p.is_complex()), torch.float32
+    )
 
 
 def cast(inputs: Inputs, dtype: torch.dtype) -> Inputs:

@@ -63,6 +63,7 @@ def answer(question: Question, scratch: Path) -> Answer:
     from lockstep.data.arrays import open_batches
     from lockstep.models import memory
     from lockstep.models.calling import call, cast, number_type
+    from lockstep.strategies.units import units
     from lockstep.training.assemble import build_fitting
     from lockstep.training.loss import Loss
 
@@ -94,16 +95,14 @@ def answer(question: Question, scratch: Path) -> Answer:
         shares.append([(came.get(number, end) - backward) / (end - backward) for number in range(len(trained))])
         took.append((end - begin) / samples)
     median = torch.tensor(shares[1:]).median(0).values.clamp(0, 1).tolist()
-    units = {
-        id(parameter): number for number, child in enumerate(model.children(), 1) for parameter in child.parameters()
-    }
+    of_unit = {id(parameter): number for number, unit in enumerate(units(model), 1) for parameter in unit.parameters()}
     gradients = [
         Gradient(
             bytes=parameter.nbytes,
             ready=share,
             rows=len(parameter) if parameter.dim() else 1,
             columns=parameter[0].numel() if parameter.dim() else 1,
-            unit=units.get(id(parameter), 0),
+            unit=of_unit.get(id(parameter), 0),
         )
         for parameter, share in zip(trained, median, strict=True)
     ]

@@ -61,6 +61,8 @@ def check_known(placement: Placement, synchronised: bool = False) -> None:
         raise InputError(
             f"strategy={placement.strategy} cannot be predicted: choose one of {', '.join(KNOWN)} for the prediction"
         )
+    if placement.strategy == "fsdp" and placement.fsdp.replicas > 1:
+        raise InputError("fsdp.replicas (HSDP) cannot be predicted: leave it out for the prediction")
     if placement.shares is not None:
         raise InputError("unequal shares cannot be predicted: leave shares out")
     if synchronised and placement.strategy in ROUNDS:

@@ -65,6 +65,7 @@ def resolve(recipe: Recipe, placement: Placement, *, script: bool = False) -> Re
     placement = replace(placement, **decided("strategy", _strategy(recipe, placement, script)))
     checks.check_placement(placement)
     checks.check_together(recipe, placement)
+    why |= _unused_parameters(recipe, placement, script)
     placement = replace(
         placement,
         **decided("threads", _threads(placement)),
@@ -107,6 +108,14 @@ def _strategy(recipe: Recipe, placement: Placement, script: bool) -> Decision:
             f"several ranks, and {size[1]:,} bytes of gradients are one message, with nothing left to overlap",
         )
     return "ddp", "several ranks"
+
+
+def _unused_parameters(recipe: Recipe, placement: Placement, script: bool) -> dict[str, str]:
+    """It stays auto: only a step of the model tells, and its ranks take one before they train (training/trial.py)."""
+    open_ = placement.strategy == "ddp" and placement.ddp.find_unused_parameters == "auto"
+    if not open_ or script or recipe.model in models.CATALOGUE or placement.ddp.static_graph:
+        return {}
+    return {"ddp.find_unused_parameters": "true where a trial pass before training leaves parameters out, else false"}
 
 
 def _threads(placement: Placement) -> Decision:

@@ -95,6 +95,10 @@ def _check_backend(placement: Placement) -> None:
 
 def _check_strategy(placement: Placement) -> None:
     strategy, ranks = placement.strategy, placement.ranks
+    if strategy == "hsdp":
+        raise InputError(
+            "strategy=hsdp is strategy=fsdp with several groups of ranks: choose strategy=fsdp fsdp.replicas=2"
+        )
     if strategy not in STRATEGIES and ":" not in strategy:
         raise InputError(
             f"strategy={strategy}: no such strategy; known: {', '.join(STRATEGIES)}, or your own as path/to/file.py:Class"
@@ -121,8 +125,24 @@ def _check_strategy(placement: Placement) -> None:
         raise InputError(
             f"shares does not go with strategy={strategy}, whose ranks train by themselves: choose strategy=ddp or flat"
         )
+    _check_replicas(placement)
     if strategy == "single" and ranks > 1:
         raise InputError(f"strategy=single does not exchange gradients between ranks={ranks}: choose strategy=ddp")
+
+
+def _check_replicas(placement: Placement) -> None:
+    """Each replica of the model is divided over as many ranks as the others, and over several."""
+    ranks, replicas = placement.ranks, placement.fsdp.replicas
+    if placement.strategy != "fsdp" or replicas == 1:
+        return
+    possible = [str(number) for number in range(2, ranks) if ranks % number == 0]
+    instead = f"choose fsdp.replicas={' or '.join(possible)}" if possible else "leave fsdp.replicas out"
+    if ranks % replicas:
+        raise InputError(f"fsdp.replicas={replicas} does not divide ranks={ranks}: {instead}")
+    if replicas == ranks:
+        raise InputError(
+            f"fsdp.replicas={replicas} leaves each of ranks={ranks} the whole model, as strategy=ddp does: {instead}"
+        )
 
 
 def _check_shares_auto(recipe: Recipe, placement: Placement) -> None:

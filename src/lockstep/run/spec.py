@@ -119,5 +119,6 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 
     def decisions(self) -> list[tuple[str, str, str]]:
         """Setting, value and reason of everything that Lockstep decided; what is not a setting of its own has no value."""
-        stated = {**msgspec.structs.asdict(self.recipe), **msgspec.structs.asdict(self.placement)}
+        stated = {**msgspec.to_builtins(self.recipe), **msgspec.to_builtins(self.placement)}
+        stated |= {f"ddp.{key}": value for key, value in stated["ddp"].items()}
         return [(key, str(stated.get(key, "")), reason) for key, reason in self.why.items()]

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from lockstep.errors import InputError
 from lockstep.placement import DEFAULT_BUCKET_MB, FIRST_BUCKET_BYTES, Placement
 from lockstep.strategies import powersgd
 from lockstep.strategies.base import Strategy, Watcher
@@ -54,19 +55,25 @@ class Ddp(Strategy):
     ) -> None:
         super().__init__(model, placement, device)
         settings = placement.ddp
+        if settings.hook != "none":
+            _check_real(model, settings.hook)
         wrapped = PlainDdp(
             model,
             device_ids=[device.index] if device.type == "cuda" else None,
             bucket_cap_mb=None if settings.bucket_mb == DEFAULT_BUCKET_MB else settings.bucket_mb,
             gradient_as_bucket_view=settings.bucket_view,
             static_graph=settings.static_graph,
-            find_unused_parameters=settings.find_unused_parameters,
+            find_unused_parameters=settings.find_unused_parameters
+            is True,  # auto is settled before (training/trial.py)
             process_group=group,
         )
         self._exchanges: Exchanges | None = None
         self._powersgd: PowerSgd | None = None
         if settings.hook == "powersgd":
-            self._powersgd = PowerSgd(model, settings.powersgd_rank, group)
+            # DDP's message about unused parameters would come between PowerSGD's on one rank and behind them on another.
+            self._powersgd = PowerSgd(
+                model, settings.powersgd_rank, group, in_order=settings.find_unused_parameters is True
+            )
             self._exchanges = Exchanges(self._powersgd, powersgd.exchange)
         elif settings.hook != "none":
             self._exchanges = Exchanges(group, _compression(settings.hook))
@@ -86,6 +93,10 @@ class Ddp(Strategy):
             self._graph_known = True
             return nullcontext()
         return self._no_sync()
+
+    def consolidate(self) -> None:
+        """Every rank has the whole model. But a step that left out a parameter has not exchanged all gradients, which DDP says only in the next one."""
+        self._wrapped.check_finished()
 
     def watch(self, watcher: Watcher) -> None:
         """Tell about every bucket's exchange. Before the first step: DDP takes no hook later, and keeps the one it has."""
@@ -116,7 +127,8 @@ class Ddp(Strategy):
         """What DDP has counted itself, in the first ten steps and every hundredth (docs/timeline.md). Times are nanoseconds."""
         found = ddp_logging_data(self._wrapped)
         sizes = {key: [int(size) for size in found[key].split(", ")] for key in _SIZES if found.get(key)}
-        return sizes | {key: found[key] for key in _COUNTS if key in found}
+        looks = {"find_unused_parameters": self._wrapped.find_unused_parameters}
+        return sizes | looks | {key: found[key] for key in _COUNTS if key in found}
 
 
 class Exchanges:
@@ -162,13 +174,22 @@ def _start_average(group: dist.ProcessGroup | None, bucket: GradBucket) -> torch
     """Without the checks of dist.all_reduce: it is called for every bucket, with the same tensor each time."""
     group = group or dist.group.WORLD
     assert group is not None
-    work = group.allreduce([bucket.buffer().mul_(1.0 / group.size())])
+    buffer = bucket.buffer()
+    buffer = torch.view_as_real(buffer) if buffer.is_complex() else buffer  # gloo adds up real numbers
+    work = group.allreduce([buffer.mul_(1.0 / group.size())])
     future: torch.futures.Future[list[torch.Tensor]] = work.get_future()
     return future
 
 
 def _only(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
     return future.value()[0]
+
+
+def _check_real(model: nn.Module, hook: str) -> None:
+    """A hook would lose the imaginary part of complex gradients, and say nothing."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.is_complex():
+            raise InputError(f"ddp.hook={hook} compresses real numbers, and {name} is complex: leave ddp.hook out")
 
 
 def _compression(name: str) -> Hook:

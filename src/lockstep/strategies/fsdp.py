@@ -1,7 +1,8 @@
-"""The strategy `fsdp`: PyTorch's `fully_shard`. Each rank keeps its part of every weight, gradient and optimizer state.
+"""The strategy `fsdp`: PyTorch's `fully_shard` (FSDP2). Each rank keeps its part of every weight, gradient and optimizer state.
 
-A layer's weights are put together just before it computes and let go afterwards; its gradients are added up and divided
-at once. The optimizer works on this rank's parts alone, which are ordinary tensors here, so that it needs to know nothing of it.
+A unit's weights are put together just before it computes and let go afterwards; its gradients are added up and divided
+at once. With `fsdp.replicas` ranks form groups that each divide the whole model, and only gradients go from group to group (HSDP).
+The optimizer works on this rank's parts alone, which are ordinary tensors here, so that it needs to know nothing of it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from lockstep.strategies.base import Strategy
 from lockstep.strategies.flat import start_together, trained
 from lockstep.strategies.optimizer import Make, State, numbers_of
 from lockstep.strategies.sharded import ShardedOptimizer
+from lockstep.strategies.units import Alike, check, units
 
 
 class Fsdp(Strategy):
@@ -32,15 +34,18 @@ class Fsdp(Strategy):
         self, model: nn.Module, placement: Placement, device: torch.device, group: dist.ProcessGroup | None = None
     ) -> None:
         super().__init__(model, placement, device)
+        check(model)
         self._group = group
         start_together(model, group)
         # With several passes a step, weights stay whole from the first to the last: ranks may differ in how many passes they
         # make of a partial batch, and could not gather weights together in each.
         self._gather_once = placement.micro_batch is not None or placement.accumulation not in (None, 1)
-        self._sharded = _shard(model, device, group)
+        mesh = _mesh(device, 1 if group else placement.fsdp.replicas, group)
+        self._alike = Alike([*units(model), model], self._gather_once, group)
+        self._sharded = _shard(model, mesh)
         self._sharded.set_reshard_after_forward(not self._gather_once)
         self.gradient_scale = float(dist.get_world_size(group))
-        self._rows = ByRows(trained(model))
+        self._rows = ByRows(trained(model), mesh)
 
     @contextmanager
     def no_exchange(self) -> Iterator[None]:
@@ -54,13 +59,14 @@ class Fsdp(Strategy):
 
     def exchange(self) -> None:
         """Backward has exchanged the gradients; give each part its own."""
-        self._rows.take_gradients()
+        self._alike.ends(self._rows.take_gradients())
 
     def optimizer(self, make: Make) -> ShardedOptimizer:
         return ShardedOptimizer(make, self._rows, self._rows.parts)
 
     def consolidate(self) -> None:
         """Put all weights together, so that ranks can evaluate without waiting for each other; rank 0's statistics count."""
+        self._alike.check()
         self._sharded.set_reshard_after_forward(False)
         for module in _sharded_modules(self.model):
             module.unshard()
@@ -74,7 +80,7 @@ class Fsdp(Strategy):
 
     def global_norm(self, norm: torch.Tensor) -> torch.Tensor:
         squares = norm.square()
-        dist.all_reduce(squares, group=self._group)
+        dist.all_reduce(squares, group=self._rows.group)
         return squares.sqrt()
 
     def whole(self, index: int, part: torch.Tensor) -> torch.Tensor:
@@ -86,23 +92,27 @@ class Fsdp(Strategy):
         self.resume_training()
         for name, tensor in self.model.state_dict().items():
             if hasattr(tensor, "to_local"):
-                _local(tensor).copy_(_rows_of(state[name]))
+                _local(tensor).copy_(self._rows.of(state[name]))
             else:
                 tensor.copy_(state[name])
 
 
 class ByRows:
-    """Each parameter is divided along its first dimension; each rank has some rows of all of them."""
+    """Each parameter is divided along its first dimension; each rank of a group has some rows of all of them."""
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
+    def __init__(self, parameters: list[nn.Parameter], mesh: Any) -> None:
         self._whole = parameters
         self.parts = [nn.Parameter(_local(parameter).detach()) for parameter in parameters]
+        last = mesh.ndim - 1  # the dimension of the mesh along which weights are divided
+        self.group: dist.ProcessGroup = mesh.get_group(last)
+        self._place, self._places = mesh.get_local_rank(last), mesh.size(last)
 
-    def take_gradients(self) -> None:
-        """Hand the divided gradients over to the parts, which are what the optimizer updates."""
+    def take_gradients(self) -> tuple[bool, ...]:
+        """Hand the divided gradients over to the parts, which are what the optimizer updates; returns which there are."""
         for parameter, part in zip(self._whole, self.parts, strict=True):
             part.grad = None if parameter.grad is None else _local(parameter.grad)
             parameter.grad = None
+        return tuple(part.grad is not None for part in self.parts)
 
     def local(self) -> list[nn.Parameter]:
         return self.parts
@@ -118,24 +128,26 @@ class ByRows:
         return _each(state, self.whole)
 
     def part(self, state: State) -> State:
-        return _each(state, self._rows_of)
+        return _each(state, lambda index, whole: self.of(whole))
 
     def whole(self, index: int, part: torch.Tensor) -> torch.Tensor:
         """A tensor that is divided as parameter `index` is, whole on every rank. Collective."""
         from torch.distributed.tensor import DTensor
 
         like: Any = self._whole[index]
-        shape, stride = like.shape, like.stride()
+        shape = like.shape + part.shape[like.dim() :]  # an optimizer has pairs of real numbers for complex ones
+        stride = torch.empty(shape, device="meta").stride()
         divided = DTensor.from_local(
             part, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride
         )
         whole: torch.Tensor = divided.full_tensor()
         return whole
 
-    def _rows_of(self, index: int, whole: torch.Tensor) -> torch.Tensor:
-        part = _rows_of(whole)
-        assert part.shape == self.parts[index].shape
-        return part
+    def of(self, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's rows. PyTorch divides the first dimension into equal parts; the last ones may be shorter, or empty."""
+        rows = -(-whole.shape[0] // self._places)
+        first = min(rows * self._place, whole.shape[0])
+        return whole[first : first + rows]
 
 
 def _each(state: State, change: Callable[[int, torch.Tensor], torch.Tensor]) -> State:
@@ -149,32 +161,26 @@ def _each(state: State, change: Callable[[int, torch.Tensor], torch.Tensor]) -> 
     }
 
 
-def _shard(model: nn.Module, device: torch.device, group: dist.ProcessGroup | None) -> Any:
-    """Each child by itself, so that only one is whole at a time; the model as one where children share weights."""
+def _mesh(device: torch.device, replicas: int, group: dist.ProcessGroup | None) -> Any:
+    """The ranks as PyTorch's mesh: one row of all, or a row for each replica. Neighbours share a row, which is most often a host."""
     from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+    if group is not None:
+        return DeviceMesh.from_group(group, device.type)
+    ranks = dist.get_world_size()
+    shape = (ranks,) if replicas == 1 else (replicas, ranks // replicas)
+    return init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
+
+
+def _shard(model: nn.Module, mesh: Any) -> Any:
     from torch.distributed.fsdp import fully_shard
 
     for parameter in model.parameters():
         parameter.data = parameter.data.contiguous()  # PyTorch does not divide channels-last weights
-    mesh = (
-        init_device_mesh(device.type, (dist.get_world_size(),))
-        if group is None
-        else DeviceMesh.from_group(group, device.type)
-    )
-    named = sum(len(list(child.parameters())) for child in model.children())
-    if named == len({id(p) for child in model.children() for p in child.parameters()}):
-        for child in model.children():
-            if next(child.parameters(), None) is not None:
-                fully_shard(child, mesh=mesh)
+    for unit in units(model):
+        fully_shard(unit, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model
-
-
-def _rows_of(whole: torch.Tensor) -> torch.Tensor:
-    """PyTorch divides the first dimension into equal parts; the last ones may be shorter, or empty."""
-    rows = -(-whole.shape[0] // dist.get_world_size())
-    first = min(rows * dist.get_rank(), whole.shape[0])
-    return whole[first : first + rows]
 
 
 def _local(divided: Any) -> torch.Tensor:

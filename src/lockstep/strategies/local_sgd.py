@@ -43,9 +43,11 @@ class LocalSgd(Strategy):
         start_together(model)
         self._parameters = by_type(trained(model))
         self._rows = [Memory(group, device) for group in self._parameters]
-        floating = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+        floating = [buffer for buffer in model.buffers() if buffer.is_floating_point() or buffer.is_complex()]
         self._statistics = [(group, Memory(group, device)) for group in by_type(floating)]
-        self._counters = [buffer for buffer in model.buffers() if not buffer.is_floating_point()]
+        self._counters = [
+            buffer for buffer in model.buffers() if not (buffer.is_floating_point() or buffer.is_complex())
+        ]
         self._buckets = [Bucket(group, device, None) for group in self._parameters] if self._warms_up() else []
 
     def exchange(self) -> None:

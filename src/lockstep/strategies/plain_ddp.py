@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from lockstep.errors import InputError
+from lockstep.torch_private import ddp_check_finished
 
 _COMPILER = "torch._dynamo"
 UNFINISHED = "Expected to have finished reduction in the prior iteration"
@@ -32,8 +33,19 @@ class PlainDdp(nn.parallel.DistributedDataParallel):
         try:
             return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
-            if UNFINISHED not in str(error):
-                raise
+            self._in_one_line(error)
+            raise
+
+    def check_finished(self) -> None:
+        """Refuse to go on where the last step has left gradients without an exchange."""
+        try:
+            ddp_check_finished(self)
+        except RuntimeError as error:
+            self._in_one_line(error)
+            raise
+
+    def _in_one_line(self, error: RuntimeError) -> None:
+        if UNFINISHED in str(error):
             raise InputError(self._advice(str(error))) from None
 
     def _advice(self, text: str) -> str:
@@ -43,6 +55,11 @@ class PlainDdp(nn.parallel.DistributedDataParallel):
         unused = [trained[int(number)] for number in listed[1].split()] if listed else []
         which = unused[0] if unused else "some parameter"
         more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
+        if self.find_unused_parameters:
+            return (
+                f"strategy=ddp: {which}{more} made an output of the model that the loss does not use, and DDP waits for the gradient: "
+                "choose strategy=flat, or let the model return only what the loss takes"
+            )
         return (
             f"strategy=ddp: the last step did not use {which}{more}, and DDP waits for the gradients of all parameters: "
             "add ddp.find_unused_parameters=true, or choose strategy=flat"

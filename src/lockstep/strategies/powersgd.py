@@ -25,11 +25,12 @@ EPSILON = 1e-8
 class PowerSgd:
     """PyTorch's hook and its state, for one model."""
 
-    def __init__(self, model: nn.Module, rank: int, group: dist.ProcessGroup | None) -> None:
+    def __init__(self, model: nn.Module, rank: int, group: dist.ProcessGroup | None, in_order: bool = False) -> None:
+        """`in_order`: each bucket's exchange is over before DDP goes on, which sends another message behind the last one."""
         from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
         self._module: Any = powerSGD_hook
-        self._group = group
+        self._group, self._in_order = group, in_order
         self._hooked = powerSGD_hook.PowerSGDState(
             group,
             matrix_approximation_rank=rank,
@@ -56,8 +57,11 @@ class PowerSgd:
             if index in self._buckets:
                 self._take_up()
             self._lay_out(index, names)
-        self._under_way = self._module.powerSGD_hook(self._hooked, bucket)
-        return self._under_way
+        future: torch.futures.Future[torch.Tensor] = self._module.powerSGD_hook(self._hooked, bucket)
+        self._under_way = future
+        if self._in_order:
+            future.wait()
+        return future
 
     def kept_bytes(self) -> int:
         """The errors, and the matrices that the next step starts from."""

@@ -117,11 +117,10 @@ class ByOwner:
 
     def _empty(self, kind: int, index: int) -> torch.Tensor:
         code, single = divmod(kind - 1, 2)
-        like = self.parameters[index]
+        like = self.parameters[index].detach()
+        like = torch.view_as_real(like) if like.is_complex() else like  # the state is of pairs of real numbers
         dtype = _TYPES[code]
-        return (
-            torch.empty((), dtype=dtype, device=like.device) if single else torch.empty_like(like, dtype=dtype).detach()
-        )
+        return torch.empty((), dtype=dtype, device=like.device) if single else torch.empty_like(like, dtype=dtype)
 
 
 def _sent(tensor: torch.Tensor, owner: int, mine: bool) -> torch.Tensor:

@@ -17,7 +17,7 @@ from lockstep.models import cautions, layers, memory
 from lockstep.models.calling import call
 from lockstep.recipe import Recipe
 from lockstep.run import MODEL_NOTES, Run, Spec, write_atomic
-from lockstep.training import compiling, fused, optimizers, resuming
+from lockstep.training import compiling, fused, optimizers, resuming, trial
 from lockstep.training.balance import balance_of
 from lockstep.training.checkpoint import Position
 from lockstep.training.context import Context
@@ -46,8 +46,10 @@ def assemble(context: Context) -> Trainer:
     precision = Precision(recipe, device)
     model = build_model(recipe, spec, data, device, precision)
     check_loss(recipe, model, loader.test)
+    loss = Loss(recipe, data.class_weights)
+    placement, tried = trial.settle(recipe, spec.placement, model, loader.train, precision, loss)
     if rank.is_first:
-        _note_model(run, recipe, model, loader.test, precision, fit.remarks(recipe, data))
+        _note_model(run, recipe, model, loader.test, precision, tried + fit.remarks(recipe, data))
     # From here on each rank draws numbers of its own, where a model draws any.
     seeding.seed_all(recipe.seed, rank.rank)
     qat = quantizer(recipe, model, loader.test)
@@ -62,9 +64,9 @@ def assemble(context: Context) -> Trainer:
     compiled = (
         compiling.compile_model(model, precision, spec.placement, plan, loader.train, rank) if recipe.compile else 0.0
     )
-    strategy = member.adopt(model)
+    strategy = member.adopt(model, placement)
     optimizer = strategy.optimizer(partial(optimizers.build, recipe.optimizer))
-    state = TrainState(model, strategy, optimizer, precision, Loss(recipe, data.class_weights))
+    state = TrainState(model, strategy, optimizer, precision, loss)
     loader.train.keyed = loader.train.keyed or layers.needs_keys(model)
     balance = balance_of(context, plan, member.recorder)
     step = RecipeStep(recipe, plan, rank, state, loader.train, member.recorder, position.step, balance)
@@ -120,10 +122,10 @@ def build_fitting(recipe: Recipe, data: DataSet) -> nn.Module:
 
 
 def _note_model(
-    run: Run, recipe: Recipe, model: nn.Module, batches: Batches, precision: Precision, about_data: list[str]
+    run: Run, recipe: Recipe, model: nn.Module, batches: Batches, precision: Precision, more: list[str]
 ) -> None:
     """Write down what was changed about a user's own model, and what about it ranks may compute otherwise than one process."""
-    unused = fused.remarks(recipe, model) + about_data
+    unused = fused.remarks(recipe, model) + more
     if recipe.model in models.CATALOGUE:
         if unused:
             write_atomic(run.folder / MODEL_NOTES, {"remarks": unused, "cautions": []})

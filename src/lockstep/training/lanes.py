@@ -24,9 +24,10 @@ from lockstep.data.batches import Batch, Batches, sample_order
 from lockstep.measure.clock import CpuClock, CudaClock, StepClock
 from lockstep.measure.records import StepLog, read_steps
 from lockstep.models import layers
+from lockstep.placement import Placement
 from lockstep.run import Run, Spec
 from lockstep.strategies import Strategy
-from lockstep.training import assemble, compiling, optimizers
+from lockstep.training import assemble, compiling, optimizers, trial
 from lockstep.training.loss import Loss
 from lockstep.training.precision import Precision
 from lockstep.training.recipe_step import RecipeStep, TrainState
@@ -132,18 +133,19 @@ class Lanes:
                     # Its own way to compute is part of what a strategy costs; one process by itself would not go it.
                     layer.synchronised = layer.synchronised and wrapped
                     layer.group = self._own_group
-        if recipe.compile:
-            example = assemble.train_batches(spec, self._data, self._device)
-            compiling.compile_model(model, precision, spec.placement, plan, example, rank)
-        strategy = self._strategy(model, wrapped, shared, bucket_mb)
         batches = assemble.train_batches(spec, self._data, self._device)
+        loss = Loss(recipe, self._data.class_weights)
+        placement, _ = trial.settle(recipe, spec.placement, model, batches, precision, loss)
+        if recipe.compile:
+            compiling.compile_model(model, precision, spec.placement, plan, batches, rank)
+        strategy = self._strategy(model, placement, wrapped, shared, bucket_mb)
         batches.visit(sample_order(recipe, 1, plan.train_samples) if recipe.shuffle else None, 1)
         batches.keyed = batches.keyed or layers.needs_keys(model)
         log = StepLog(self._file(name), MOST_ROUNDS * MOST_STEPS + 2 * WARM_STEPS, self._device)
         clock: StepClock = CudaClock(log) if self._device.type == "cuda" else CpuClock(log)
         source: Any = Still(batches) if still else batches
         optimizer = strategy.optimizer(partial(optimizers.build, recipe.optimizer))
-        state = TrainState(model, strategy, optimizer, precision, Loss(recipe, self._data.class_weights))
+        state = TrainState(model, strategy, optimizer, precision, loss)
         step = RecipeStep(recipe, plan, rank, state, source, SimpleNamespace(clock=clock, log=log))
         self.built.append(
             Lane(
@@ -167,8 +169,9 @@ class Lanes:
     def _file(self, name: str) -> Path:
         return self._run.rank_folder(self._rank.rank) / f"way-{name}.bin"
 
-    def _strategy(self, model: Any, wrapped: bool, shared: bool, bucket_mb: float | None) -> Strategy:
-        placement = self._spec.placement
+    def _strategy(
+        self, model: Any, placement: Placement, wrapped: bool, shared: bool, bucket_mb: float | None
+    ) -> Strategy:
         if bucket_mb is not None:
             ddp = msgspec.structs.replace(placement.ddp, bucket_mb=bucket_mb)
             placement = msgspec.structs.replace(placement, ddp=ddp)

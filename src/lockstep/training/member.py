@@ -14,6 +14,7 @@ from lockstep.backends import group
 from lockstep.errors import InputError
 from lockstep.measure.recorder import Recorder
 from lockstep.models import layers
+from lockstep.placement import Placement
 from lockstep.run import MODEL_NOTES, write_atomic
 from lockstep.strategies import Strategy
 from lockstep.training.checkpoint import Position, save_weights
@@ -58,9 +59,10 @@ class Member:
             recorded = self.context.run.recorded_status()
             self.context.run.write_status("running", **{key: recorded[key] for key in kept if key in recorded})
 
-    def adopt(self, model: nn.Module) -> Strategy:
-        """Put the model under the placement's strategy. Collective."""
-        self._strategy = strategies.build(self.placement.strategy, model, self.placement, self.device)
+    def adopt(self, model: nn.Module, placement: Placement | None = None) -> Strategy:
+        """Put the model under the placement's strategy. Collective. `placement`: with what a trial of the model has decided."""
+        placement = placement or self.placement
+        self._strategy = strategies.build(placement.strategy, model, placement, self.device)
         if self.recorder.trace is not None:
             self._strategy.watch(self.recorder.trace)
         return self._strategy

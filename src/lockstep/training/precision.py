@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from lockstep.data.inputs import Inputs
+from lockstep.errors import InputError
 from lockstep.models.calling import cast, number_type
 from lockstep.recipe import Recipe
 from lockstep.torch_private import amp_unscale_, amp_update_scale_
@@ -40,9 +41,22 @@ class Precision:
         self.watch = NumberWatch(self._type) if self._type else None
 
     def prepare(self, model: nn.Module) -> nn.Module:
+        """The model in its number format. One that computes in float64 keeps that, and gets its inputs in float64."""
+        if self._type is not None:
+            self._check(model)
         model = model.to(self._type) if self._pure else model
         self._model_type = number_type(model)
         return model
+
+    def _check(self, model: nn.Module) -> None:
+        """Autocast would pass over these weights, and a conversion would lose their imaginary part, both without a word."""
+        wide = (torch.float64, torch.complex64, torch.complex128)
+        for name, parameter in model.named_parameters():
+            if parameter.dtype in wide:
+                kind = str(parameter.dtype).removeprefix("torch.")
+                raise InputError(
+                    f"precision={self.name}: {name} is {kind}, which has no 16-bit form: choose precision=fp32, which leaves it as it is"
+                )
 
     def images(self, images: Inputs) -> Inputs:
         """A model's inputs in the format that its weights have."""

@@ -176,8 +176,11 @@ def _mean(ranks: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         return {}
     found = {}
     for name, first in ranks[0].items():
-        mean = torch.stack([own[name] for own in ranks]).double().mean(0) if first.is_floating_point() else first
-        found[name] = mean.to(first.dtype)
+        if first.is_floating_point() or first.is_complex():
+            wide = torch.complex128 if first.is_complex() else torch.float64
+            found[name] = torch.stack([own[name].to(wide) for own in ranks]).mean(0).to(first.dtype)
+        else:
+            found[name] = first
     return found
 
 

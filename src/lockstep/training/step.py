@@ -43,7 +43,10 @@ class Steps:
         trained = [parameter for parameter in strategy.bare.parameters() if parameter.requires_grad]
         self._unchecked = trained if optimizer is None else None
         """Until a script's first step is over: parameters that must have a gradient then."""
-        self._weight, self._weighs = torch.zeros((), device=trained[0].device if trained else "cpu"), 0.0
+        # In the loss's own type: rounded to fp32, it would cost a model in float64 half of its digits.
+        double = any(parameter.dtype in (torch.float64, torch.complex128) for parameter in trained)
+        kind = torch.float64 if double else torch.float32
+        self._weight, self._weighs = torch.zeros((), dtype=kind, device=trained[0].device if trained else "cpu"), 0.0
         self._ready = LastGradient(optimizer.parameters if optimizer else trained, self) if self.many else None
         # A hook that nobody has overridden costs nothing, and leaves no mark in the times.
         # Where weights are divided it also hands gradients over to the optimizer, in a group of one too.

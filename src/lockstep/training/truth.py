@@ -90,12 +90,20 @@ def true_step(judge: nn.Module, gradient: Gradient, precision: str, step: int) -
     return {"gradient": truth, "moved": moved, "loss": loss, "loss_moved": loss_moved}
 
 
+def in_double(model: nn.Module) -> nn.Module:
+    """The model itself in float64. `Module.double` leaves complex weights as they are."""
+    for tensor in (*model.double().parameters(), *model.buffers()):
+        if tensor.is_complex():
+            tensor.data = tensor.data.to(torch.complex128)
+    return model
+
+
 @torch.inference_mode()
 def true_evaluation(
     model: nn.Module, test: Batches, samples: int, batch: int, precision: Precision, recipe: Recipe, loss_of: Loss
 ) -> dict[str, Any]:
     """The evaluation in float64, and of measures that count answers: in which share of them rounding may decide."""
-    judge = copy.deepcopy(model).double().eval()
+    judge = in_double(copy.deepcopy(model)).eval()
     model.eval()
     loss, error = 0.0, 0.0
     judged = measures.summed(recipe)

@@ -34,7 +34,7 @@ from lockstep.training.context import Context
 from lockstep.training.evaluate import Evaluation
 from lockstep.training.recipe_step import TrainState
 from lockstep.training.state import digest, whole_state
-from lockstep.training.truth import Gradient, Pass, true_evaluation, true_step
+from lockstep.training.truth import Gradient, Pass, in_double, true_evaluation, true_step
 
 FOLDER = "proof"
 # Every step is judged where that costs at most this; else as many as do, spread over the run.
@@ -190,8 +190,8 @@ class Witness:
         scale = self._precision.scale
         self._strategy.load_weights(self._before["model"])
         torch.set_rng_state(self._generator)
-        sums = [torch.zeros_like(p, dtype=torch.float64) for p in parameters]
-        sizes = [torch.zeros_like(p, dtype=torch.float64) for p in parameters]
+        sums = [torch.zeros_like(_real(p), dtype=torch.float64) for p in parameters]
+        sizes = [torch.zeros_like(total) for total in sums]
         # The strategy's own factor is multiplied in and taken out again: it need not be a power of two, and the passes are to
         # round as they did in the step.
         factor = self._strategy.gradient_scale * (self._before["scale"]["scale"].item() if scale else 1.0)
@@ -200,14 +200,15 @@ class Witness:
             with self._precision.context():
                 scores = self._precision.scores(call(self._model, self._precision.images(each.batch.images)))
                 loss = self._loss(scores, each.batch)
-            weight = torch.full((), self._strategy.gradient_scale / each.count if each.real and each.count else 0.0)
+            scaled = self._strategy.gradient_scale / each.count if each.real and each.count else 0.0
+            weight = torch.full((), scaled, dtype=loss.dtype)
             if scale:
                 weight = weight * self._before["scale"]["scale"]
             found = torch.autograd.grad(loss * weight, parameters, allow_unused=True)
             for total, size, gradient in zip(sums, sizes, found, strict=True):
                 if gradient is not None:
-                    total += gradient.double() / factor
-                    size += gradient.double().abs() / factor
+                    total += _real(gradient).double() / factor
+                    size += _real(gradient).double().abs() / factor
         self._strategy.load_weights(after["model"])
         torch.set_rng_state(generator)
         content = {
@@ -223,7 +224,7 @@ class Witness:
             self._spec.recipe.precision,
             Gradient(self._names, self._passes, self._loss, self._generator),
         )
-        torch.save(true_step(self._judge.double(), gradient, precision, step), self._path("true", step))
+        torch.save(true_step(in_double(self._judge), gradient, precision, step), self._path("true", step))
         if step == 0:
             self._choose_stride(perf_counter() - begin)
 
@@ -238,6 +239,12 @@ class Witness:
 def _read(path: Path) -> dict[str, Any]:
     content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     return content
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """Dense, and complex numbers as pairs of real ones."""
+    tensor = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def _cloned(content: Any) -> Any:

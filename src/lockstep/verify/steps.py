@@ -20,6 +20,7 @@ from lockstep.verify.records import Records, step_losses
 from lockstep.verify.update import array_of, kind_of, state_of, update
 
 UNIT_ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+UNIT_ROUNDING |= {"complex128": UNIT_ROUNDING["float64"], "complex64": UNIT_ROUNDING["float32"]}
 PASS_ROUNDING = {"fp32": 2.0**-24, "bf16": 2.0**-8, "fp16": 2.0**-11, "pure-bf16": 2.0**-8, "pure-fp16": 2.0**-11}
 # Orders of operations that the bounds do not follow (fused multiply-add, lerp, vector and scalar code).
 SLACK = 4.0
@@ -27,6 +28,7 @@ SLACK = 4.0
 MARGIN = 6.0
 # Below this, numbers lose digits one by one, and no relative bound holds.
 TINY = {"float64": 1e-300, "float32": 1e-37, "bfloat16": 1e-37, "float16": 1e-4 * 2.0**-10}
+TINY |= {"complex128": TINY["float64"], "complex64": TINY["float32"]}
 # Sums of up to a million terms, rounded at random: the square root of their number.
 TERMS = 1024.0
 # Steps in which fp16 may overflow, while its loss scale is being found.
@@ -154,7 +156,8 @@ class Steps:
     ) -> None:
         unit = max(UNIT_ROUNDING[kind_of(before["model"][name])] for name in gradients)
         weights = {name: array_of(before["model"][name]) for name in gradients}
-        expected = update(self._recipe, settings, weights, before["optimizer"], gradients, unit)
+        signs = {name: array_of(t.sgn()) for name in gradients if (t := before["model"][name]).dim() >= 2}
+        expected = update(self._recipe, settings, weights, before["optimizer"], gradients, unit, signs)
         for index, name in enumerate(gradients):
             for key, value in expected[name].items():
                 if key == "weights":

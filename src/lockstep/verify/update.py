@@ -55,16 +55,21 @@ def update(
     state: dict[str, list[Any]],
     gradients: dict[str, Array | None],
     unit: float,
+    signs: dict[str, Array] | None = None,
 ) -> dict[str, dict[str, Rounded]]:
-    """What penalty, clipping and optimizer make of a gradient: weights and state of each parameter, by the recipe's formulas."""
+    """What penalty, clipping and optimizer make of a gradient: weights and state of each parameter, by the recipe's formulas.
+
+    `signs`: of the weights that are penalized; unstated, of those with two dimensions or more.
+    """
+    signs = {n: np.sign(w) for n, w in weights.items() if w.ndim >= 2} if signs is None else signs
     given: dict[str, Rounded] = {}
     for name, gradient in gradients.items():
         if gradient is None:
             continue
         given[name] = exact(gradient, unit)
-        if weights[name].ndim >= 2:
+        if name in signs:
             if settings["l1"]:
-                given[name] = given[name].plus(exact(np.sign(weights[name]), unit).times(settings["l1"]))
+                given[name] = given[name].plus(exact(signs[name], unit).times(settings["l1"]))
             if settings["l2"]:
                 given[name] = given[name].plus(exact(weights[name], unit).times(settings["l2"]))
     if settings["clip_norm"] and given:
@@ -169,7 +174,12 @@ def state_of(state: dict[str, list[Any]], key: str, index: int) -> Any:
 
 
 def array_of(tensor: Any) -> Array:
-    found: Array = tensor if isinstance(tensor, np.ndarray) else tensor.double().numpy()
+    """In float64; complex numbers as pairs of real ones, which is what an optimizer takes them for."""
+    if isinstance(tensor, np.ndarray):
+        return tensor
+    if tensor.is_complex():
+        return tensor.resolve_conj().numpy().astype(np.complex128)[..., None].view(np.float64)  # type: ignore[no-any-return]
+    found: Array = tensor.double().numpy()
     return found
 
 

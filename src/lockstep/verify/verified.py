@@ -45,6 +45,7 @@ KIND = (
     "backend",
     "strategy",
     "ddp",
+    "fsdp",
     "local_sgd",
     "zero",
     "memory_format",
