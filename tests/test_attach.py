@@ -22,8 +22,21 @@ from lockstep.attach.command import script_of
 from lockstep.dashboard import stopping
 from lockstep.inside import clock as clocks
 from lockstep.inside import launchers, layout
-from lockstep.inside.clock import BACKWARD, CHECKPOINT, EXCHANGE, FORWARD, OPTIMIZER, Clock
+from lockstep.inside.clock import (
+    BACKWARD,
+    CALLBACKS,
+    CHECKPOINT,
+    EXCHANGE,
+    FORWARD,
+    FRAMEWORK,
+    LOGGING,
+    OPTIMIZER,
+    READING,
+    ZEROING,
+    Clock,
+)
 from lockstep.inside.rows import GROWTH, Rows
+from lockstep.measure.attached import read_beside
 from lockstep.measure.phases import after_warmup
 from lockstep.measure.records import PHASES, ROW, read_steps
 from lockstep.run import Run
@@ -42,10 +55,11 @@ class Bench:
         monkeypatch.setattr(clocks, "perf_counter_ns", lambda: self.now)
         self.clock = Clock(self._finished, self._aside)
 
-    def _finished(self, start: int, phases: list[int], total: int, again: bool) -> None:
+    def _finished(self, start: int, phases: list[int], total: int, beside: list[int], again: bool) -> None:
         if again:
             self.rows.pop()
-        self.rows.append({**dict(zip(PHASES, phases, strict=True)), "total": total, "start": start})
+        named = dict(zip((*layout.BESIDE, "reads"), beside, strict=True))
+        self.rows.append({**dict(zip(PHASES, phases, strict=True)), **named, "total": total, "start": start})
 
     def _aside(self, evaluation: int, checkpoint: int) -> None:
         self.asides = (evaluation, checkpoint)
@@ -77,6 +91,11 @@ class Bench:
 
     def region(self, kind: int, takes: int) -> None:
         self.clock.enter(kind)
+        self.wait(takes)
+        self.clock.leave()
+
+    def inset(self, kind: int, takes: int) -> None:
+        self.clock.inset(kind)
         self.wait(takes)
         self.clock.leave()
 
@@ -212,6 +231,46 @@ def test_a_teacher_is_a_part_of_the_step_and_an_average_of_weights_is_evaluated(
     assert bench.rows[2]["total"] == 75
 
 
+def test_an_inset_is_a_part_of_its_own_and_says_nothing_about_the_gap_that_it_is_in(bench: Bench) -> None:
+    bench.step()
+    bench.wait(3)  # other
+    bench.inset(LOGGING, 4)
+    bench.wait(5)  # other
+    bench.fetch(10)
+    bench.wait(1)  # data
+    bench.inset(ZEROING, 2)  # the optimizer's
+    bench.wait(1)  # data
+    bench.forward(20)
+    bench.wait(2)  # forward: the loss
+    bench.inset(READING, 6)
+    bench.wait(2)  # forward
+    bench.backward(40)
+    bench.clock.collected(7)  # taken out of what follows
+    bench.wait(7)
+    bench.optimize(5)
+    row = bench.rows[1]
+    assert (row["data"], row["forward"], row["backward"], row["optimizer"]) == (12, 24, 40, 7)
+    assert (row["logging"], row["reading"], row["collecting"]) == (4, 6, 7)
+    other = row["total"] - sum(row[name] for name in (*PHASES, *layout.BESIDE))
+    assert (other, row["total"]) == (8, 108)
+
+
+def test_what_belongs_to_no_part_is_the_frameworks_while_its_loop_runs(bench: Bench) -> None:
+    bench.step()
+    bench.clock.rest = FRAMEWORK
+    bench.wait(30)
+    bench.inset(CALLBACKS, 9)
+    bench.wait(3)
+    bench.step()
+    assert (bench.rows[1]["framework"], bench.rows[1]["callbacks"], bench.rows[1]["total"]) == (33, 9, 117)
+    bench.wait(30)
+    bench.inset(LOGGING, 9)
+    bench.evaluate(50)
+    bench.inset(LOGGING, 9)  # of the evaluation
+    bench.step()
+    assert (bench.rows[2]["total"], bench.rows[2]["logging"]) == (75, 0)
+
+
 def test_checkpoints_are_beside_the_steps(bench: Bench) -> None:
     bench.step()
     bench.region(CHECKPOINT, 500)
@@ -240,14 +299,16 @@ def test_rows_are_those_that_everything_reads(tmp_path: Path) -> None:
     assert layout.HEAD.size == ROW.fields["loss_sum"][1]  # type: ignore[index]
     rows = Rows(str(tmp_path))
     for step in range(1, GROWTH + 3):
-        rows.write(1000 * step, [1, 2, 3, 4, 5], 20 + step, again=False)
-    rows.write(7, [1, 2, 3, 4, 5], 99, again=True)
+        rows.write(1000 * step, [1, 2, 3, 4, 5], 20 + step, [0, 1, 2, 3, 4, 5, 6, 7], again=False)
+    rows.write(7, [1, 2, 3, 4, 5], 99, [8] * 8, again=True)
     found = read_steps(tmp_path / "steps.bin")  # before it is closed, as after kill -9
     assert len(found) == GROWTH + 2
     assert found["step"].tolist() == list(range(1, GROWTH + 3))
     assert found["warmup"].sum() == layout.WARMUP_STEPS
     assert (found["exchange_ns"] == 4).all()
     assert found["total_ns"][-1] == 99
+    beside = read_beside(tmp_path)
+    assert (beside["progress_ns"][0], beside["reads"][0], beside["framework_ns"][GROWTH + 1]) == (2, 7, 8)
     with pytest.raises(FileExistsError):
         Rows(str(tmp_path))
 

@@ -14,6 +14,7 @@ import msgspec
 from lockstep.dashboard.live import LIVE_PLOTS
 from lockstep.errors import LockstepError
 from lockstep.process import die_with_parent
+from lockstep.report.curves import LOGGED
 from lockstep.report.document import report
 from lockstep.report.html import document
 from lockstep.report.subject import Subject, of_runs, of_study
@@ -45,7 +46,8 @@ def _subject(asked: Asked) -> Subject:
 
 
 def _without_live(part: Part) -> Part:
-    return msgspec.structs.replace(part, charts=[chart for chart in part.charts if chart.id not in LIVE_PLOTS])
+    charts = [chart for chart in part.charts if chart.id not in LIVE_PLOTS and not chart.id.startswith(LOGGED)]
+    return msgspec.structs.replace(part, charts=charts)
 
 
 def main() -> None:

@@ -73,6 +73,9 @@ def reason(evidence: Evidence, slow: Sequence[int], kind: str) -> Reason:
 
 def delayed(evidence: Evidence, rank: int) -> float:
     """Seconds of a step in which a rank could have run and had no processor; 0 where it was not recorded."""
+    told = evidence.run.attached_ranks()
+    if rank < len(told):
+        return float(told[rank].get("delayed_seconds") or 0.0) / max(1, int(told[rank].get("steps") or 0))
     found = [epoch for epoch in evidence.run.epochs(rank) if epoch.get("delayed_seconds") is not None]
     steps = sum(int(epoch.get("steps") or 0) for epoch in found)
     return sum(float(epoch["delayed_seconds"]) for epoch in found) / steps if steps else 0.0
