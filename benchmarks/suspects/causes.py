@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent / "scripts"
@@ -19,7 +19,6 @@ class Cause:
     script: str
     named: str
     launch: tuple[str, ...] = ONE
-    environment: dict[str, str] = field(default_factory=dict, hash=False)
 
     def command(self, python: str) -> list[str]:
         words = [word.format(python=python) for word in self.launch]
@@ -37,6 +36,7 @@ CAUSES = (
     Cause("DataParallel", "plain.py", "data-parallel"),
     Cause("gc.collect every step", "plain.py", "collecting"),
     Cause("busy neighbour", "plain.py", "neighbour"),
+    Cause("double precision", "plain.py", "float64"),
     Cause("tiny buckets", "ddp.py", "buckets", TORCHRUN),
     Cause("threads over cores", "ddp.py", "threads", TORCHRUN),
     Cause("evaluation that pads", "ddp.py", "padding", TORCHRUN),
@@ -44,7 +44,6 @@ CAUSES = (
     Cause("evaluation on every rank", "ddp.py", "unsharded", TORCHRUN),
     Cause("slow rank", "ddp.py", "rank", TORCHRUN),
     Cause("slow collective", "ddp.py", "exchange", TORCHRUN),
-    Cause("debugging left on", "ddp.py", "debug", TORCHRUN, {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}),
     Cause("slow callback", "with_lightning.py", "callbacks"),
     Cause("validation every few steps", "with_lightning.py", "evaluation"),
     Cause("anomaly detection", "with_lightning.py", "anomaly"),

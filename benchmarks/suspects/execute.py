@@ -23,7 +23,7 @@ def executed(cause: Cause, python: Path | None = None) -> dict[str, Any]:
     command = cause.command(str(python or environment.peers_python()))
     with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as runs:
         at = ["--runs", runs]
-        run([ours.executable(), "attach", *at, "--name", "planted", "--", *command], cause.environment)
+        run([ours.executable(), "attach", *at, "--name", "planted", "--", *command])
         told = run([ours.executable(), "explain", "planted", *at, "--json"])
     findings = [each for each in json.loads(told)["findings"] if each["cause"]]
     counted = [each for each in findings if each["cause"] not in MACHINE or each["cause"] == cause.named]

@@ -39,7 +39,7 @@ def executed(cause: Cause) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as folder:
         at = [*ranks, "--logs-dir", folder, "--run-name", "planted"]
         words = [str(traceml), "run", str(HERE / cause.script), *at, "--args", cause.name]
-        run(words, {**cause.environment, "PLANTED_TRACEML": "1"})
+        run(words, {"PLANTED_TRACEML": "1"})
         summary = json.loads((Path(folder) / "planted" / "final_summary.json").read_text())
     said: dict[str, Any] = summary["primary_diagnosis"]
     kind = "" if said["kind"] in SAYS_NOTHING else str(said["kind"])

@@ -1,4 +1,7 @@
-"""What the scripts share: pictures, nets, and the lines that TraceML's documentation asks a script to add, which do nothing without it."""
+"""What the scripts share: pictures, nets, and the lines that TraceML's documentation asks a loop to add, which do nothing without it.
+
+Lightning and the Trainer need none of them: `traceml run` knows both.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 CAUSE = sys.argv[1]
-BATCH, STEPS, EPOCHS = 256, 12, 5
+BATCH, STEPS, EPOCHS = 256, 10, 5
 ACCUMULATE = 4 if CAUSE == "accumulation without no_sync" else 1
 
 

@@ -7,7 +7,6 @@ import tempfile
 from typing import Any
 
 import torch
-from common import PEER, begin
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
@@ -16,7 +15,7 @@ CAUSE = sys.argv[1]
 
 class Text(Dataset[Any]):
     def __init__(self) -> None:
-        self.ids = torch.randint(0, 100, (8 * 80, 64), generator=torch.Generator().manual_seed(0))
+        self.ids = torch.randint(0, 100, (8 * 60, 64), generator=torch.Generator().manual_seed(0))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -28,7 +27,6 @@ class Text(Dataset[Any]):
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    begin()
     net = GPT2LMHeadModel(GPT2Config(vocab_size=100, n_positions=64, n_embd=128, n_layer=3, n_head=4))
     often: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2, "save_total_limit": 1}
     settings = TrainingArguments(
@@ -41,12 +39,7 @@ def main() -> None:
         logging_steps=10,
         **(often if CAUSE == "checkpoint every other step" else {"save_strategy": "no"}),
     )
-    kind: Any = Trainer
-    if PEER:
-        from traceml_ai.integrations.huggingface import TraceMLTrainer
-
-        kind = TraceMLTrainer
-    kind(model=net, args=settings, train_dataset=Text()).train()
+    Trainer(model=net, args=settings, train_dataset=Text()).train()
 
 
 if __name__ == "__main__":

@@ -103,12 +103,12 @@ def _modes(evidence: Evidence, seen: dict[str, Any]) -> Iterator[Finding]:
             f"it was on in {profiled:,} of {steps:,}: every operation of these is written down; {both}",
             "give it a schedule (torch.profiler.schedule), or leave it out",
         )
-    if seen.get("debug") not in (None, "OFF"):
+    if seen.get("numbers") == "float64":
         yield _mode(
-            "debug",
-            f"TORCH_DISTRIBUTED_DEBUG={seen['debug']} is set",
-            f"every collective is checked against those of all other ranks before it begins; exposed exchange takes {_exposed(evidence)}",
-            "unset TORCH_DISTRIBUTED_DEBUG",
+            "float64",
+            "the model computes in double precision (float64)",
+            f"every number has twice the bytes, and a vector half as many of them; {both}",
+            "model.float(), and data as float32: arrays of NumPy are float64 unless you say otherwise",
         )
     if seen.get("strategy") == "dp":
         yield _mode(
@@ -183,7 +183,7 @@ def _evaluation(evidence: Evidence, seen: dict[str, Any]) -> Iterator[Finding]:
     if graded := int(seen.get("graded") or 0):
         yield Finding(
             verdict="the evaluation computes with gradients on: no_grad is missing",
-            why=f"{counted(graded, 'pass')} in evaluation mode built a graph that no backward used; {told}",
+            why=f"{counted(graded, 'call')} in evaluation mode built a graph that no backward used; {told}",
             next="'with torch.no_grad():' around the evaluation: it takes less time, and much less memory",
             cause="no-grad",
             inflates=True,
@@ -289,7 +289,7 @@ def _beside(evidence: Evidence, seen: dict[str, Any]) -> Iterator[Finding]:
         share = parts[name] / total
         if share >= WORTH:
             yield Finding(
-                verdict=f"{what} takes {percent(share)} of a step",
+                verdict=f"{percent(share)} of a step goes to {what}",
                 why=f"{duration(parts[name])} of {duration(total)}: {how.format(collections=collections)}",
                 next=advice,
                 cost=share,
@@ -301,7 +301,7 @@ def _beside(evidence: Evidence, seen: dict[str, Any]) -> Iterator[Finding]:
     if reading >= WORTH * total:
         around = ", with the tensors that are made for it" if many else ""
         yield Finding(
-            verdict=f"{parts['reads']:.3g} values a step are read out of tensors, which takes {percent(reading / total)} of it",
+            verdict=f"{parts['reads']:,.0f} values a step are read out of tensors, which takes {percent(reading / total)} of it",
             why=f".item(), float(), int(), bool(), .cpu() and .tolist() take {duration(reading)} of {duration(total)}{around}",
             next="add up in a tensor, and read it every few steps",
             cost=reading / total,

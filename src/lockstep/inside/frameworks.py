@@ -49,6 +49,7 @@ class Frameworks:
             "transformers.trainer_callback": self._trainer_callbacks,
             "accelerate.accelerator": self._accelerator,
             "accelerate.data_loader": self._accelerated_loaders,
+            "accelerate.optimizer": self._accelerated_optimizer,
             "torch.utils.tensorboard.writer": self._writer,
             "tensorboardX.writer": self._writer,
             "tqdm.std": self._bars,
@@ -100,7 +101,18 @@ class Frameworks:
         )
 
     def _accelerator(self, module: Any) -> None:
-        module.Accelerator.log = self._recorder.logging(module.Accelerator.log, _values)
+        accelerator, accumulate, clock = module.Accelerator, module.Accelerator.accumulate, self._clock
+        accelerator.log = self._recorder.logging(accelerator.log, _values)
+
+        @in_place_of(accumulate)
+        def accumulating(*args: Any, **keywords: Any) -> Any:
+            return _Context(accumulate(*args, **keywords), clock)
+
+        accelerator.accumulate = accumulating
+
+    def _accelerated_optimizer(self, module: Any) -> None:
+        """Its step has PyTorch's within, which ends ours; what it does with gradients between is the framework's."""
+        module.AcceleratedOptimizer.zero_grad = self._recorder.inset(module.AcceleratedOptimizer.zero_grad, FRAMEWORK)
 
     def _accelerated_loaders(self, module: Any) -> None:
         """They fetch one batch ahead, bring it to its device and agree on random numbers, in a generator around PyTorch's."""
@@ -128,6 +140,29 @@ class Frameworks:
     def _bars(self, module: Any) -> None:
         for name in BARS:
             setattr(module.tqdm, name, self._recorder.inset(getattr(module.tqdm, name), PROGRESS))
+
+
+class _Context:
+    """A context whose beginning and end are the framework's own time."""
+
+    def __init__(self, context: Any, clock: Any) -> None:
+        self._context, self._clock = context, clock
+
+    def __enter__(self) -> Any:
+        return self._timed(self._context.__enter__)
+
+    def __exit__(self, *error: Any) -> Any:
+        return self._timed(self._context.__exit__, *error)
+
+    def _timed(self, function: Any, *args: Any) -> Any:
+        clock = self._clock
+        if get_ident() != clock.thread:
+            return function(*args)
+        clock.inset(FRAMEWORK)
+        try:
+            return function(*args)
+        finally:
+            clock.leave()
 
 
 class _Batches:

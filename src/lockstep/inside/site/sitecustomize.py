@@ -46,6 +46,7 @@ WATCHED = frozenset(
         "transformers.trainer_callback",
         "accelerate.accelerator",
         "accelerate.data_loader",
+        "accelerate.optimizer",
     ]
 )
 """The modules that have a hook (hooks.py, frameworks.py). Some begin before torch is imported, and end after it."""
