@@ -36,7 +36,7 @@ class Uneven(Net):
     """A net that has more to do on one of the ranks."""
 
     def forward(self, pictures: torch.Tensor) -> torch.Tensor:
-        if dist.get_rank() == 1:
+        for _ in range(4 if dist.get_rank() == 1 else 0):
             self.second(functional.relu(self.first(pictures)))
         return super().forward(pictures)
 

@@ -21,7 +21,7 @@ class Suspects:
         self._of_iterator: dict[int, dict[str, Any]] = {}
         self._schedulers: dict[int, int] = {}
         self._profilers: list[Any] = []
-        self._delay_before: int | None = None
+        self._before: tuple[int, int] | None = None
         self._began = self._gc_began = 0
         gc.callbacks.append(self._collecting)
 
@@ -124,7 +124,7 @@ class Suspects:
         if self._profilers and any(_recording(profiler) for profiler in self._profilers):
             self.seen["profiled"] = self.seen.get("profiled", 0) + 1
         if steps == 1:
-            self._began, self._delay_before = perf_counter_ns(), _delayed()
+            self._began, self._before = perf_counter_ns(), _scheduled()
         if steps == LOOK_AT:
             self._look(optimizer)
 
@@ -148,11 +148,12 @@ class Suspects:
             self.seen["scheduled"] = max(self._schedulers.values())
         self.seen["evaluated_by"] = [record for record in self._loaders.values() if record["evaluated"]][:4]
         self.seen["steps"] = clock.steps
-        if self._delay_before is not None:
-            now = _delayed()
-            if now is not None and get_ident() == clock.thread:
-                self.seen["delayed_seconds"] = (now - self._delay_before) / 1e9
-                self.seen["since_seconds"] = (perf_counter_ns() - self._began) / 1e9
+        now = _scheduled() if self._before is not None and get_ident() == clock.thread else None
+        if self._before is not None and now is not None:
+            self.seen["ran_seconds"], self.seen["delayed_seconds"] = (
+                (new - old) / 1e9 for new, old in zip(now, self._before)
+            )  # noqa: B905
+            self.seen["since_seconds"] = (perf_counter_ns() - self._began) / 1e9
 
     def _collecting(self, phase: str, info: dict[str, Any]) -> None:
         """The garbage collector calls this before and after it has run."""
@@ -191,10 +192,11 @@ def _recording(profiler: Any) -> bool:
     return action is None or str(getattr(action, "name", action)).startswith("RECORD")
 
 
-def _delayed() -> int | None:
-    """Nanoseconds in which this thread could have run and had no processor, as Linux counts them."""
+def _scheduled() -> tuple[int, int] | None:
+    """Nanoseconds in which this thread has run, and in which it could have run and had no processor, as Linux counts them."""
     try:
         with open(f"/proc/self/task/{get_native_id()}/schedstat", encoding="ascii") as file:
-            return int(file.read().split()[1])
-    except (OSError, IndexError, ValueError):
+            ran, delayed, *_ = file.read().split()
+            return int(ran), int(delayed)
+    except (OSError, ValueError):
         return None
