@@ -16,6 +16,7 @@ from pathlib import Path
 from benchmarks import machine, parts, record
 from benchmarks.processes import ROOT, ContenderFailed
 from benchmarks.sections import (
+    attach,
     dashboard,
     exchange,
     explain,
@@ -47,6 +48,7 @@ SECTIONS: dict[str, Callable[[Settings], record.Section]] = {
     "slow-link": slow_link.measure,
     "listing": listing.measure,
     "explain": explain.measure,
+    "attach": attach.measure,
     "predict": predict.measure,
     "dashboard": dashboard.measure,
     "quantization": quantization.measure,

@@ -17,13 +17,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from house import ROOT
 from lockstep.attach.command import script_of
 from lockstep.dashboard import stopping
 from lockstep.inside import clock as clocks
 from lockstep.inside import launchers, layout
-from lockstep.inside.clock import BACKWARD, CHECKPOINT, EXCHANGE, FORWARD, OPTIMIZER, Clock
+from lockstep.inside.clock import (
+    BACKWARD,
+    CALLBACKS,
+    CHECKPOINT,
+    EXCHANGE,
+    FORWARD,
+    FRAMEWORK,
+    LOGGING,
+    OPTIMIZER,
+    READING,
+    ZEROING,
+    Clock,
+)
 from lockstep.inside.rows import GROWTH, Rows
+from lockstep.inside.site.sitecustomize import WATCHED
+from lockstep.measure.attached import read_beside
 from lockstep.measure.phases import after_warmup
 from lockstep.measure.records import PHASES, ROW, read_steps
 from lockstep.run import Run
@@ -42,10 +55,11 @@ class Bench:
         monkeypatch.setattr(clocks, "perf_counter_ns", lambda: self.now)
         self.clock = Clock(self._finished, self._aside)
 
-    def _finished(self, start: int, phases: list[int], total: int, again: bool) -> None:
+    def _finished(self, start: int, phases: list[int], total: int, beside: list[int], again: bool) -> None:
         if again:
             self.rows.pop()
-        self.rows.append({**dict(zip(PHASES, phases, strict=True)), "total": total, "start": start})
+        named = dict(zip((*layout.BESIDE, "reads"), beside, strict=True))
+        self.rows.append({**dict(zip(PHASES, phases, strict=True)), **named, "total": total, "start": start})
 
     def _aside(self, evaluation: int, checkpoint: int) -> None:
         self.asides = (evaluation, checkpoint)
@@ -77,6 +91,11 @@ class Bench:
 
     def region(self, kind: int, takes: int) -> None:
         self.clock.enter(kind)
+        self.wait(takes)
+        self.clock.leave()
+
+    def inset(self, kind: int, takes: int) -> None:
+        self.clock.inset(kind)
         self.wait(takes)
         self.clock.leave()
 
@@ -212,6 +231,46 @@ def test_a_teacher_is_a_part_of_the_step_and_an_average_of_weights_is_evaluated(
     assert bench.rows[2]["total"] == 75
 
 
+def test_an_inset_is_a_part_of_its_own_and_says_nothing_about_the_gap_that_it_is_in(bench: Bench) -> None:
+    bench.step()
+    bench.wait(3)  # other
+    bench.inset(LOGGING, 4)
+    bench.wait(5)  # other
+    bench.fetch(10)
+    bench.wait(1)  # data
+    bench.inset(ZEROING, 2)  # the optimizer's
+    bench.wait(1)  # data
+    bench.forward(20)
+    bench.wait(2)  # forward: the loss
+    bench.inset(READING, 6)
+    bench.wait(2)  # forward
+    bench.backward(40)
+    bench.clock.collected(7)  # taken out of what follows
+    bench.wait(7)
+    bench.optimize(5)
+    row = bench.rows[1]
+    assert (row["data"], row["forward"], row["backward"], row["optimizer"]) == (12, 24, 40, 7)
+    assert (row["logging"], row["reading"], row["collecting"]) == (4, 6, 7)
+    other = row["total"] - sum(row[name] for name in (*PHASES, *layout.BESIDE))
+    assert (other, row["total"]) == (8, 108)
+
+
+def test_what_belongs_to_no_part_is_the_frameworks_while_its_loop_runs(bench: Bench) -> None:
+    bench.step()
+    bench.clock.rest = FRAMEWORK
+    bench.wait(30)
+    bench.inset(CALLBACKS, 9)
+    bench.wait(3)
+    bench.step()
+    assert (bench.rows[1]["framework"], bench.rows[1]["callbacks"], bench.rows[1]["total"]) == (33, 9, 117)
+    bench.wait(30)
+    bench.inset(LOGGING, 9)
+    bench.evaluate(50)
+    bench.inset(LOGGING, 9)  # of the evaluation
+    bench.step()
+    assert (bench.rows[2]["total"], bench.rows[2]["logging"]) == (75, 0)
+
+
 def test_checkpoints_are_beside_the_steps(bench: Bench) -> None:
     bench.step()
     bench.region(CHECKPOINT, 500)
@@ -240,14 +299,16 @@ def test_rows_are_those_that_everything_reads(tmp_path: Path) -> None:
     assert layout.HEAD.size == ROW.fields["loss_sum"][1]  # type: ignore[index]
     rows = Rows(str(tmp_path))
     for step in range(1, GROWTH + 3):
-        rows.write(1000 * step, [1, 2, 3, 4, 5], 20 + step, again=False)
-    rows.write(7, [1, 2, 3, 4, 5], 99, again=True)
+        rows.write(1000 * step, [1, 2, 3, 4, 5], 20 + step, [0, 1, 2, 3, 4, 5, 6, 7], again=False)
+    rows.write(7, [1, 2, 3, 4, 5], 99, [8] * 8, again=True)
     found = read_steps(tmp_path / "steps.bin")  # before it is closed, as after kill -9
     assert len(found) == GROWTH + 2
     assert found["step"].tolist() == list(range(1, GROWTH + 3))
     assert found["warmup"].sum() == layout.WARMUP_STEPS
     assert (found["exchange_ns"] == 4).all()
     assert found["total_ns"][-1] == 99
+    beside = read_beside(tmp_path)
+    assert (beside["progress_ns"][0], beside["reads"][0], beside["framework_ns"][GROWTH + 1]) == (2, 7, 8)
     with pytest.raises(FileExistsError):
         Rows(str(tmp_path))
 
@@ -676,14 +737,25 @@ def test_a_command_that_does_not_exist(cli: Cli) -> None:
 
 
 def test_a_script_that_fails_keeps_its_steps_and_its_exit_code(cli: Cli) -> None:
-    write(cli, "fails", HEAD + PLAIN + 'raise ValueError("the disk of the user is round")')
+    fails = """
+class Fails(nn.Module):
+    def forward(self, batch):
+        raise RuntimeError("the disk of the user is round")
+nn.Sequential(net, Fails())(x)
+"""
+    write(cli, "fails", HEAD + PLAIN + fails)
     found = attach(cli, sys.executable, "fails.py")
     assert found.returncode == 1
     run = last(cli)
     status = run.status()
     assert status["state"] == "failed"
-    assert status["cause"] == "rank 0 after step 32: ValueError: the disk of the user is round (exit code 1)"
-    assert "Traceback" in found.stderr  # the script's own
+    assert status["cause"] == "rank 0 after step 32: RuntimeError: the disk of the user is round (exit code 1)"
+    cold = {**os.environ, "LOCKSTEP_TEST_COLD": "1"}
+    alone = subprocess.run(
+        [sys.executable, "fails.py"], cwd=cli.folder, capture_output=True, text=True, timeout=120, env=cold
+    )
+    assert alone.stderr.splitlines()[-1] == "RuntimeError: the disk of the user is round"
+    assert found.stderr.startswith(alone.stderr)  # its traceback, with no frame of ours
     assert f"lockstep: the command failed: {status['cause']}" in found.stderr
     assert "32 steps, " in found.stderr
     assert "32 in all" in cli("show", "last").stdout
@@ -791,6 +863,13 @@ def test_a_failure_of_ours_is_one_line_and_the_script_goes_on(cli: Cli) -> None:
     assert "Traceback" not in found.stderr
 
 
+def test_every_module_that_has_a_hook_is_waited_for() -> None:
+    """In a process of its own: hooks stay."""
+    listed = "from lockstep.inside.hooks import Hooks; print(*sorted(Hooks('nowhere').by_module))"
+    found = subprocess.run([sys.executable, "-c", listed], capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout.split() == sorted(WATCHED)
+
+
 def test_the_users_own_sitecustomize_runs_and_other_programs_are_left_alone(cli: Cli) -> None:
     (cli.folder / "own").mkdir()
     (cli.folder / "own/sitecustomize.py").write_text("import sys; sys.own = 'here'\n")
@@ -831,126 +910,6 @@ def test_compiled_models_compile_as_they_do_alone(cli: Cli, way: str) -> None:
     assert found.stdout == alone.stdout, found.stderr
     assert same_bits(cli.folder / "attached.pt", cli.folder / "alone.pt")
     assert "12 steps, " in found.stderr
-
-
-# --- other trainers, in an environment of their own -----------------------------------------------------------------------------
-
-FRAMEWORKS = ("lightning", "accelerate", "transformers")
-LIGHTNING = """
-import sys, torch, lightning
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-torch.set_num_threads(1)
-lightning.seed_everything(0)
-data = TensorDataset(torch.randn(1024, 64), torch.randint(0, 10, (1024,)))
-class Net(lightning.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(64, 2048), nn.ReLU(), nn.Linear(2048, 10))
-    def training_step(self, batch, number):
-        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-        self.log("train_loss", loss)
-        return loss
-    def validation_step(self, batch, number):
-        self.log("val_loss", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters())
-net = Net()
-silent = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-trainer = lightning.Trainer(max_epochs=2, accelerator="cpu", devices=1, **silent)
-trainer.fit(net, DataLoader(data, batch_size=64, shuffle=True), DataLoader(data, batch_size=256))
-torch.save(net.state_dict(), sys.argv[1])
-"""
-ACCELERATE = """
-import sys, torch
-from accelerate import Accelerator
-from accelerate.utils import set_seed
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-torch.set_num_threads(1)
-accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-set_seed(0)
-data = TensorDataset(torch.randn(2048, 64), torch.randint(0, 10, (2048,)))
-net = nn.Sequential(nn.Linear(64, 2048), nn.ReLU(), nn.Linear(2048, 10))
-optimizer = torch.optim.AdamW(net.parameters())
-net, optimizer, loader = accelerator.prepare(net, optimizer, DataLoader(data, batch_size=32, shuffle=True))
-for a, b in loader:
-    with accelerator.accumulate(net):
-        accelerator.backward(nn.functional.cross_entropy(net(a), b))
-        optimizer.step()
-        optimizer.zero_grad()
-if accelerator.is_main_process:
-    torch.save(accelerator.unwrap_model(net).state_dict(), sys.argv[1])
-accelerator.end_training()
-"""
-TRANSFORMERS = """
-import sys, torch
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
-torch.set_num_threads(1)
-torch.manual_seed(0)
-class Text(torch.utils.data.Dataset):
-    def __len__(self):
-        return 256
-    def __getitem__(self, index):
-        ids = torch.randint(0, 100, (32,), generator=torch.Generator().manual_seed(index))
-        return {"input_ids": ids, "labels": ids}
-net = GPT2LMHeadModel(GPT2Config(vocab_size=100, n_positions=32, n_embd=64, n_layer=2, n_head=2))
-settings = TrainingArguments(output_dir="out", per_device_train_batch_size=8, num_train_epochs=1, use_cpu=True, report_to=[],
-    save_strategy="no", disable_tqdm=True, eval_strategy="epoch", seed=0)
-Trainer(model=net, args=settings, train_dataset=Text(), eval_dataset=Text()).train()
-torch.save({key: value.clone() for key, value in net.state_dict().items()}, sys.argv[1])
-"""
-
-
-@pytest.fixture(scope="module")
-def frameworks() -> Path:
-    """The newest of each, beside the torch that is pinned, in an environment without Lockstep. It stays, for the next time."""
-    folder = ROOT / ".frameworks-venv"
-    python = folder / "bin/python"
-    if not (folder / ".installed").exists():
-        pinned = next(
-            line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch==")
-        )
-        environment = {**os.environ, "PIP_CONSTRAINT": str(ROOT / "constraints.txt"), "LOCKSTEP_TEST_COLD": "1"}
-        install = [str(python), "-m", "pip", "install", "--quiet"]
-        for words in ([sys.executable, "-m", "venv", str(folder)], [*install, pinned], [*install, *FRAMEWORKS]):
-            made = subprocess.run(words, env=environment, capture_output=True, text=True)
-            if made.returncode:
-                pytest.skip(f"{' and '.join(FRAMEWORKS)} cannot be installed: {made.stderr.strip().splitlines()[-1]}")
-        (folder / ".installed").touch()
-    return python
-
-
-@pytest.mark.slow
-@pytest.mark.cold
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("script", "launcher", "steps", "ranks"),
-    [
-        (LIGHTNING, (), 32, 1),
-        (TRANSFORMERS, (), 32, 1),
-        (ACCELERATE, (), 32, 1),
-        (ACCELERATE, ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"), 16, 2),
-    ],
-    ids=["lightning", "transformers", "accelerate", "accelerate launch"],
-)
-def test_other_trainers(
-    cli: Cli, frameworks: Path, script: str, launcher: tuple[str, ...], steps: int, ranks: int
-) -> None:
-    write(cli, "other", script)
-    found = attach(cli, str(frameworks), *launcher, "other.py", "attached.pt", timeout=600)
-    assert found.returncode == 0, found.stderr
-    alone = [str(frameworks), *launcher, "other.py", "alone.pt"]
-    subprocess.run(alone, cwd=cli.folder, check=True, timeout=600, capture_output=True)
-    assert same_bits(cli.folder / "attached.pt", cli.folder / "alone.pt")
-    run = last(cli)
-    rows = [read_steps(folder / "steps.bin") for folder in run.rank_folders()]
-    assert [len(each) for each in rows] == [steps] * ranks
-    assert min(map(attributed, rows)) > 0.75  # what a trainer does around a step of milliseconds is "other"
-    if ranks > 1:
-        assert run.spec().placement.strategy == "ddp"
-    if script is not ACCELERATE:
-        assert (run.summary() or {})["eval_seconds"] > 0
 
 
 @pytest.mark.alone

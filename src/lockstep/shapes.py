@@ -108,6 +108,14 @@ class Epoch(Results, total=False):
     """In which the rank's thread could have run and had no processor."""
 
 
+class Logged(TypedDict):
+    """A line of logged.jsonl of a rank: what an attached script has logged."""
+
+    step: Count
+    time: Moment
+    values: dict[str, Number]
+
+
 class Numbers(TypedDict, total=False):
     """What a 16-bit format has cost."""
 

@@ -17,13 +17,14 @@ from lockstep.run import Run, Spec, write_atomic
 
 VERSIONS = ("python", "torch", "numpy")
 KEY, COST = "attached", "hook_seconds"
-"""In a rank's sign of life, what it knows of itself, and the one thing that always changes (inside/recorder.py)."""
+"""In a rank's sign of life, what it knows of itself, and what our hooks have cost (inside/recorder.py)."""
+PLACED = ("launcher", "threads", "device", "backend", "strategy", "host", *VERSIONS)
 
 
 def announce(run: Run, told: object) -> object:
     """While it goes on: state the placement as soon as it is known, and again when more ranks have told. Returns what was told."""
     facts = _facts(run)
-    now = {rank: {**each, COST: None} for rank, each in facts.items()}
+    now = {rank: {key: each.get(key) for key in PLACED} for rank, each in facts.items()}
     if not now or now == told:
         return told
     if run.recorded_status()["state"] == "starting":

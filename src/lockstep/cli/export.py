@@ -42,7 +42,9 @@ For its curves alone TensorBoard needs no export: tensorboard --logdir runs
     type=click.Path(path_type=Path),
     help="The file to write; for mlflow, tensorboard and hta, the folder.",
 )
-@click.option("--what", type=click.Choice(["runs", "epochs", "steps"]), default="runs", help="A row for each …")
+@click.option(
+    "--what", type=click.Choice(["runs", "epochs", "steps", "logged"]), default="runs", help="A row for each …"
+)
 @click.option(
     "--format",
     "form",

@@ -9,12 +9,13 @@ from typing import Any
 from lockstep.dashboard import stopping
 from lockstep.dashboard.steps import LiveSteps
 from lockstep.dashboard.tail import Changes, Text
-from lockstep.report.curves import by_epoch, curves_of
+from lockstep.inside.layout import LOGGED_FILE
+from lockstep.report.curves import by_epoch, curves_of, logged
 from lockstep.report.subject import of_runs
 from lockstep.report.views import Bars, Lines
 from lockstep.run import DAMAGED, OVER, Run, Spec
 
-# The plots that are drawn live beside the learning curves; the report of a running run leaves both out.
+# The plots that are drawn live beside the learning curves and what a script logs; the report of a running run leaves all of them out.
 LIVE_PLOTS = ("loss-by-step", "step")
 STOP_CHECK_S = 5.0
 Event = tuple[str, Any]
@@ -28,6 +29,7 @@ class LiveRun:
         self._steps = LiveSteps(root, run, spec.plan.ranks, spec.placement.device == "cuda")
         folders = [run.folder, *map(run.rank_folder, range(spec.plan.ranks))]
         self._epochs = Changes([folder / "epochs.jsonl" for folder in folders])
+        self._logged = Changes([folder / LOGGED_FILE for folder in folders[1:]])
         self._log, self._log_rank = Text(root, run.rank_folder(log_rank) / "log.txt"), log_rank
         self._state: dict[str, Any] | None = None
         self._stop_info: tuple[Any, float, dict[str, Any]] = (None, 0.0, {})
@@ -58,6 +60,8 @@ class LiveRun:
         if self._epochs.look():
             subject = of_runs([self._run])
             found += [chart for name in curves_of(subject) if (chart := by_epoch(subject, name))]
+        if self._logged.look():
+            found += logged(of_runs([self._run]))
         return found
 
     def state(self) -> dict[str, Any]:

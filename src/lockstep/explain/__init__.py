@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from lockstep.explain import (
     accuracy,
+    attached,
     limits,
     outside,
     overfitting,
@@ -60,6 +61,12 @@ ANALYZERS = (
         outside.answer,
     ),
     Analyzer(
+        "script",
+        "What does the script do that costs time, or changes what is learned?",
+        "What the hooks of an attached command have seen it do, and the time of the part of a step that it is in.",
+        attached.answer,
+    ),
+    Analyzer(
         "accuracy",
         "Did the distribution change the accuracy, or the recipe?",
         "A checklist of everything that could change the result with the number of ranks, each with its evidence.",
@@ -87,7 +94,8 @@ ANALYZERS = (
 
 
 def explain(evidence: Evidence, questions: tuple[str, ...] = ()) -> list[Finding]:
-    """All findings: what inflates the others, then the costliest first; among those that cost nothing, in the order of the questions."""
+    """All findings: what changes what is learned, what inflates the others, then the costliest first; among those that cost nothing, in the
+    order of the questions."""
     chosen = [each for each in ANALYZERS if not questions or each.name in questions]
     found = [replace(finding, question=each.name) for each in chosen for finding in each.answer(evidence)]
-    return sorted(found, key=lambda finding: (not finding.inflates, -finding.cost))
+    return sorted(found, key=lambda finding: (not finding.wrong, not finding.inflates, -finding.cost))

@@ -27,6 +27,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """What it blames, in one word, where something surely stands out; empty where nothing does."""
     inflates: bool = False
     """It makes longer what other findings measure, so it comes before them whatever its own cost."""
+    wrong: bool = False
+    """It changes what is learned or what is measured of it, which weighs more than time: it comes first."""
     figures: dict[str, Any] = {}
 
 

@@ -192,6 +192,7 @@ def _from_run(evidence: Evidence) -> Iterator[Finding]:
         min((rows["data_ns"] / 1e9 for rows in evidence.ranks), key=lambda ns: float(ns.mean()))
     )
     surely = low > MARGIN_RATIO * step
+    foreign = evidence.spec.options.attached is not None
     measure = (
         ""
         if evidence.spec.options.own_loop
@@ -202,11 +203,13 @@ def _from_run(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             verdict=f"there are more threads than cores: {placement.ranks} ranks x {placement.threads} threads on {known_cores(evidence)}",
             why="threads without a core of their own take turns; what that costs has not been measured",
-            next=f"leave threads out{measure}",
+            next="torch.set_num_threads, or OMP_NUM_THREADS: cores / ranks"
+            if foreign
+            else f"leave threads out{measure}",
+            cause="threads" if foreign else "",
+            inflates=foreign,
             figures={"cause": "threads"},
         )
-    if evidence.spec.options.attached is not None:
-        yield from attached.suspects(evidence)
     if data > WORTH * step:
         on = augmentations(evidence)
         seen, advice = attached.loader(evidence) or ("", "make the batches in advance")

@@ -69,7 +69,7 @@ def _over_epochs(epochs: list[dict[str, float]], key: str) -> tuple[float, float
 
 def _within(evidence: Evidence) -> Iterator[Finding]:
     """Of the rank that has least of it: what one rank has more than the others is for "straggler" to tell."""
-    if not evidence.step:
+    if not evidence.step or evidence.run.beside():  # of an attached command, "script" tells by name
         return
     step = evidence.step["total"]
     other = [_beside(rows) for rows in evidence.ranks]

@@ -61,7 +61,7 @@ def reason(evidence: Evidence, slow: Sequence[int], kind: str) -> Reason:
             f"{what}{where}: logging, printing or a callback that only it has",
             "log every few steps, and from another thread",
         )
-    waits = beyond([delayed(evidence, rank) for rank in range(len(parts))])
+    waits = beyond([delayed(evidence, rank) for rank in range(len(parts))]) - _by_its_own(evidence, slow, others)
     if excess > 0 and waits >= BY_OTHERS * excess:
         return Reason(
             "neighbour",
@@ -71,8 +71,20 @@ def reason(evidence: Evidence, slow: Sequence[int], kind: str) -> Reason:
     return Reason(kind, "", "")
 
 
+def _by_its_own(evidence: Evidence, slow: Sequence[int], others: Sequence[int]) -> float:
+    """Seconds of a step that slow ranks wait longer for a processor only because they have more to do on it; 0 where that was not recorded."""
+    ran = [float(rank.get("ran_seconds") or 0.0) for rank in evidence.run.attached_ranks()]
+    if len(ran) < len(evidence.ranks) or not all(ran):
+        return 0.0
+    more = float(np.mean([ran[rank] for rank in slow]) / np.mean([ran[rank] for rank in others])) - 1
+    return max(0.0, more) * float(np.mean([delayed(evidence, rank) for rank in others]))
+
+
 def delayed(evidence: Evidence, rank: int) -> float:
     """Seconds of a step in which a rank could have run and had no processor; 0 where it was not recorded."""
+    told = evidence.run.attached_ranks()
+    if rank < len(told):
+        return float(told[rank].get("delayed_seconds") or 0.0) / max(1, int(told[rank].get("steps") or 0))
     found = [epoch for epoch in evidence.run.epochs(rank) if epoch.get("delayed_seconds") is not None]
     steps = sum(int(epoch.get("steps") or 0) for epoch in found)
     return sum(float(epoch["delayed_seconds"]) for epoch in found) / steps if steps else 0.0

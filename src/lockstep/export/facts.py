@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.export.tables import cells
+from lockstep.measure.view import view
 from lockstep.metrics import memory_of_a_rank
 from lockstep.run import ENDED, Run
 from lockstep.settings import dotted, flatten
 
 # These identify a record and are not measured.
 _PLACES = ("epoch", "step", "time")
+LOGGED = "logged/"
+"""Before the names that an attached script has logged values under."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Facts:
     settings: dict[str, bool | float | str]
     """By key, as in key=value; unset settings are left out."""
     curve: list[Point]
-    """One point per epoch, over all ranks."""
+    """One point per epoch, over all ranks; of an attached script, one per step at which it logged."""
     final: Point
     labels: dict[str, str]
     started: float
@@ -55,7 +58,7 @@ def facts(chosen: Chosen) -> Facts:
     run = chosen.run
     spec, status, environment = run.spec(), run.status(), run.environment()
     ended = float(status["since"]) if status["state"] in ENDED and status.get("since") is not None else None
-    curve = [_point(record, spec.created) for record in run.epochs()]
+    curve = [_point(record, spec.created) for record in run.epochs()] or _logged(run)
     summary = flatten(run.summary() or {})
     last = curve[-1] if curve else Point(0, 0, spec.created, {})
     most = memory_of_a_rank(summary)
@@ -87,6 +90,15 @@ def _point(record: Mapping[str, Any], created: float) -> Point:
     values = {key: value for key, value in _numbers(record).items() if key not in _PLACES}
     step, at = record.get("step"), record.get("time")
     return Point(record["epoch"], record["epoch"] if step is None else step, created if at is None else at, values)
+
+
+def _logged(run: Run) -> list[Point]:
+    """What an attached script has logged, by step."""
+    points: dict[int, Point] = {}
+    for each in view(run).logged():
+        for step, at, value in zip(each.steps, each.times, each.values, strict=True):
+            points.setdefault(step, Point(step, step, at, {})).values[LOGGED + each.name] = value
+    return [points[step] for step in sorted(points)]
 
 
 def _numbers(record: Mapping[str, Any]) -> dict[str, float]:

@@ -30,7 +30,17 @@ def steps_table(runs: Iterable[Run]) -> list[Row]:
     return [row for run in runs for row in _step_rows(run)]
 
 
-TABLES = {"runs": runs_table, "epochs": epochs_table, "steps": steps_table}
+def logged_table(runs: Iterable[Run]) -> list[Row]:
+    """One row per value that an attached script has logged."""
+    return [
+        {"run": run.id, "step": step, "time": time, "name": each.name, "value": value}
+        for run in runs
+        for each in view(run).logged()
+        for step, time, value in zip(each.steps, each.times, each.values, strict=True)
+    ]
+
+
+TABLES = {"runs": runs_table, "epochs": epochs_table, "steps": steps_table, "logged": logged_table}
 
 
 def columns_of(rows: Sequence[Row]) -> list[str]:

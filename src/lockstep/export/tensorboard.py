@@ -14,7 +14,7 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep.export.facts import Chosen, Facts, Point, facts
+from lockstep.export.facts import LOGGED, Chosen, Facts, Point, facts
 from lockstep.files import write_atomically
 from lockstep.measure.events import FIRST, field, record, scalars, varint
 
@@ -54,12 +54,14 @@ def events_of(found: Facts) -> bytes:
 
 def _tags(point: Point) -> dict[str, float]:
     """Named like the ranks' own curves, so that TensorBoard draws them into one plot: test_loss is test/loss."""
-    shared = [
-        key
-        for key in point.values
-        if key in ("train_loss", "train_accuracy") or (key.startswith("test_") and key != "test_samples")
-    ]
-    return {key.replace("_", "/", 1) if key in shared else f"epoch/{key}": value for key, value in point.values.items()}
+
+    def tag(key: str) -> str:
+        if key.startswith(LOGGED):
+            return key
+        shared = key in ("train_loss", "train_accuracy") or (key.startswith("test_") and key != "test_samples")
+        return key.replace("_", "/", 1) if shared else f"epoch/{key}"
+
+    return {tag(key): value for key, value in point.values.items()}
 
 
 def _plugin(tag: str, content: bytes) -> bytes:

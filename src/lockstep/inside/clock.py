@@ -2,7 +2,8 @@
 
 Every nanosecond from the end of one optimizer step to the end of the next goes to exactly one part, so the parts add up to the step. A region
 within another one takes its time out of it: an exchange within backward is exchange. A gap belongs to a part by what stands on its two sides
-(`GAPS`), else to "other". Evaluation and checkpoints are not part of a step and are counted beside it.
+(`GAPS`), else to "other", or to the framework whose loop it is. What may come anywhere (a value that is read, a log, the garbage collector) is
+an inset: it says nothing about the gap that it is in. Evaluation and checkpoints are not part of a step and are counted beside it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,10 @@ from time import perf_counter_ns
 
 DATA, FORWARD, BACKWARD, EXCHANGE, OPTIMIZER, OTHER, EVALUATION, CHECKPOINT = range(8)
 TIMED = 5  # the first of them are those of a row
+READING, LOGGING, PROGRESS, SCHEDULE, CALLBACKS, COLLECTING, FRAMEWORK, ZEROING = range(8, 16)
+KINDS = 16
+BESIDE = slice(READING, ZEROING)
+"""The parts of "other" that have a name (layout.BESIDE). What zeroing gradients takes is the optimizer's."""
 
 GAPS = {
     (DATA, FORWARD): DATA,  # the batch goes to its device, and into shape
@@ -29,8 +34,8 @@ LEAD_LOST = 16
 # How far a pass of a model that was never trained has come to be an evaluation (`evaluate`).
 NONE, SEEN, NEXT_BATCH = range(3)
 
-Finished = Callable[[int, "list[int]", int, bool], None]
-"""Start, the phases of a row, total, and whether the row replaces the one before."""
+Finished = Callable[[int, "list[int]", int, "list[int]", bool], None]
+"""Start, the phases of a row, total, the named parts of other and the number of values read, and whether the row replaces the one before."""
 
 
 class Clock:
@@ -49,14 +54,19 @@ class Clock:
         """When the newest gradient of a wrapped model was there."""
         self.exchanges = False
         """The next backward pass ends with an exchange of gradients (DDP)."""
+        self.rest = OTHER
+        """What a gap is that belongs to no part: "other", or the framework's while a framework's own loop runs."""
+        self.reads = 0
+        """Values that were read out of tensors in this step."""
         self.stack: list[int] = []
-        self._phases = [0] * 8
+        self._phases = [0] * KINDS
+        self._gap = 0
         self._last = self._evaluated = self._saved = 0
         self._before = OPTIMIZER
         self._begun = self._worked = self._evaluating = False
         self._fetched = 0
         self._strange = NONE
-        self._row: tuple[list[int], int] = ([0] * TIMED, 0)
+        self._row: tuple[list[int], int, list[int]] = ([], 0, [])
         self._lead, self._others = 0, 0
         self._optimizers: set[int] = set()
 
@@ -69,18 +79,28 @@ class Clock:
     def _restart(self) -> None:
         """Before the first step: it begins with the last batch that is fetched before something learns from one."""
         if not self.stack:
-            self._phases, self._begun = [0] * 8, False
+            self._phases, self._begun, self._gap, self.reads = [0] * KINDS, False, 0, 0
+
+    @property
+    def evaluating(self) -> bool:
+        return self._evaluating
+
+    @property
+    def between(self) -> bool:
+        """Not within a region; or within an optimizer's step, but in the passes that it asks for, as Lightning has them."""
+        return not self.stack or (self.stack[-1] == OPTIMIZER and self._before == FORWARD)
 
     def enter(self, kind: int) -> None:
         now = perf_counter_ns()
         stack = self.stack
-        if self._evaluating and kind != CHECKPOINT:
+        if self._evaluating:
             self._phases[stack[-1] if stack else EVALUATION] += now - self._last
-            kind = EVALUATION
+            kind = kind if kind == CHECKPOINT else EVALUATION
         elif stack and (stack[-1] != OPTIMIZER or kind not in (FORWARD, BACKWARD)):
             self._phases[stack[-1]] += now - self._last
         elif self._begun:  # a gap; also before the passes that an optimizer asks for, as L-BFGS and Lightning have them
-            self._phases[GAPS.get((self._before, kind), OTHER)] += now - self._last
+            self._phases[GAPS.get((self._before, kind), self.rest)] += self._gap + now - self._last
+            self._gap = 0
         self._begun = True
         stack.append(kind)
         self.busy = kind != OPTIMIZER
@@ -89,17 +109,40 @@ class Clock:
         self.events += 1
         self._last = now
 
+    def inset(self, kind: int) -> None:
+        """Enter what may come anywhere: which part the gap around it is stays open until the next region."""
+        now = perf_counter_ns()
+        stack = self.stack
+        if stack and stack[-1] != OPTIMIZER:
+            self._phases[stack[-1]] += now - self._last
+        elif self._evaluating:
+            self._phases[EVALUATION] += now - self._last
+        elif self._begun:
+            self._gap += now - self._last
+        stack.append(EVALUATION if self._evaluating else kind)
+        self.events += 1
+        self._last = now
+
+    def collected(self, nanoseconds: int) -> None:
+        """The garbage collector has run, which may be anywhere: its time is taken out of whatever it was in."""
+        if not self._evaluating and not (self.stack and self.stack[-1] in (EVALUATION, CHECKPOINT)):
+            self._phases[COLLECTING] += nanoseconds
+            self._last += nanoseconds
+
     def leave(self) -> None:
         if not self.stack:  # an interrupt hit between the two
             return
         now = perf_counter_ns()
         kind = self.stack.pop()
         self._phases[kind] += now - self._last
+        if kind == OPTIMIZER:
+            self._phases[kind] += self._gap
+            self._gap = 0
         self._last = now
         self.busy = bool(self.stack) and self.stack[-1] != OPTIMIZER
         if kind < EXCHANGE or kind == OPTIMIZER:
             self._before = kind
-        elif kind >= EVALUATION and self.steps:
+        elif EVALUATION <= kind <= CHECKPOINT and self.steps:
             self._aside(self._evaluated + self._phases[EVALUATION], self._saved + self._phases[CHECKPOINT])
 
     def fetch(self) -> None:
@@ -135,9 +178,12 @@ class Clock:
         elif known and self.steps:
             self._evaluating, self._fetched = True, 0
             if not self._worked:  # what came since the last step belongs to the evaluation too
-                phases = self._phases
-                moved = sum(phases) - phases[CHECKPOINT]
-                self._phases = [0, 0, 0, 0, 0, 0, moved, phases[CHECKPOINT]]
+                moved = sum(self._phases) + self._gap - self._phases[CHECKPOINT]
+                self._phases = [
+                    moved if kind == EVALUATION else each if kind == CHECKPOINT else 0
+                    for kind, each in enumerate(self._phases)
+                ]
+                self._gap = self.reads = 0
         else:
             self._strange = SEEN
         self.enter(FORWARD)
@@ -188,20 +234,22 @@ class Clock:
 
     def _finish(self, again: bool) -> None:
         phases = self._phases
-        total = sum(phases[: OTHER + 1])
-        row = phases[:TIMED]
+        phases[OPTIMIZER] += phases[ZEROING]
+        total = sum(phases[: OTHER + 1]) + sum(phases[BESIDE])
+        row, beside = phases[:TIMED], [*phases[BESIDE], self.reads]
         self._evaluated += phases[EVALUATION]
         self._saved += phases[CHECKPOINT]
         start = self._last - total
         if again:
             row = [one + more for one, more in zip(self._row[0], row)]  # noqa: B905  # Python 3.9 has no strict
+            beside = [one + more for one, more in zip(self._row[2], beside)]  # noqa: B905
             total += self._row[1]
         else:
             self.steps += 1
-        self._row = row, total
-        self._phases = [0] * 8
+        self._row = row, total, beside
+        self._phases, self.reads = [0] * KINDS, 0
         self._worked, self._strange, self._others = False, NONE, 0
-        self._finished(start, row, max(total, 1), again)
+        self._finished(start, row, max(total, 1), beside, again)
         now = perf_counter_ns()  # what is ours is nobody's
         if self.steps > 1:  # the first one opens the files, which is no cost of a step
             self.own += now - self._last

@@ -1,4 +1,4 @@
-"""Where the hooks are: what is done to each module of PyTorch when a script has imported it.
+"""Where the hooks are: what is done to each module of PyTorch when a script has imported it. Those of other frameworks are in frameworks.py.
 
 Public names alone are replaced or registered with. What stands in for a function calls it with the same arguments, and only notes the time before
 and after; from threads other than the one that trains, it does not even do that.
@@ -10,13 +10,15 @@ import atexit
 import os
 import threading
 from collections.abc import Callable
-from functools import wraps
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
-from .clock import BACKWARD, CHECKPOINT, EXCHANGE, FORWARD, OPTIMIZER
+from .clock import BACKWARD, CHECKPOINT, EXCHANGE, FORWARD, OPTIMIZER, READING, SCHEDULE, ZEROING
+from .frameworks import Frameworks
 from .recorder import Recorder, complain
+from .standins import in_place_of, leave_no_trace
+from .suspects import Suspects
 
 COLLECTIVES = (
     "all_gather",
@@ -42,22 +44,10 @@ COLLECTIVES = (
     "scatter_object_list",
     "send",
 )
-
-
-def in_place_of(function: Any) -> Callable[[Any], Any]:
-    """A decorator for what stands in for a function of PyTorch.
-
-    It says that it comes from PyTorch's own file. The compiler passes over these files, and so over it; else `torch.compile` would find
-    other places to begin at than it does without us, and compiled code has other rounding.
-    """
-
-    def decorate(ours: Any) -> Any:
-        code = getattr(function, "__code__", None)
-        if code is not None:
-            ours.__code__ = ours.__code__.replace(co_filename=code.co_filename, co_firstlineno=code.co_firstlineno)
-        return wraps(function)(ours)
-
-    return decorate
+READS = ("item", "tolist", "cpu", "__float__", "__int__", "__bool__")
+"""What brings a value out of a tensor, and waits for it."""
+# Of more values in one step the number is enough: timing each would take as long as reading it.
+MOST_TIMED_READS = 64
 
 
 class Hooks:
@@ -67,29 +57,41 @@ class Hooks:
         self._recorder = Recorder(run)
         self._clock = self._recorder.clock
         self._clock.thread = threading.main_thread().ident or 0
+        self._suspects = Suspects(self._clock, self._recorder.seen)
+        self._recorder.before_beat = self._suspects.told
         self._learns: dict[int, int] = {}
         """How many modules there are in each that has learned from a call, by its identity."""
+        self._trains: set[int] = set()
+        """Those that were in training mode then."""
         self._wrapped: dict[int, LastGradient] = {}
         """Of models in DDP. A hook on the model itself would be copied and saved with it."""
-        self._loader: dict[str, Any] = {}
         self._iterators: set[type] = set()
         os.register_at_fork(after_in_child=self._recorder.forked)
         atexit.register(self._recorder.close)
+        leave_no_trace()
         self.by_module: dict[str, Callable[[Any], None]] = {
             "torch": self._torch,
             "torch.nn.modules.module": self._modules,
             "torch.autograd": self._autograd,
             "torch.optim.optimizer": self._optimizers,
+            "torch.optim.lr_scheduler": self._schedulers,
+            "torch.profiler.profiler": self._profilers,
             "torch.utils.data.dataloader": self._loaders,
             "torch.distributed.distributed_c10d": self._collectives,
             "safetensors.torch": self._safetensors,
+            **Frameworks(self._recorder).by_module,
         }
 
     def imported(self, name: str, module: Any) -> None:
         try:
             self.by_module[name](module)
         except Exception as error:
-            self._recorder.give_up(error)
+            if name.startswith("torch."):
+                self._recorder.give_up(error)
+            else:
+                complain(
+                    f"{name} is not as we know it, so what it does is not told apart: {type(error).__name__}: {error}"
+                )
 
     def _timed(self, function: Any, kind: int) -> Any:
         clock = self._clock
@@ -108,6 +110,27 @@ class Hooks:
 
     def _torch(self, torch: Any) -> None:
         torch.save = self._timed(torch.save, CHECKPOINT)
+        for name in READS:
+            setattr(torch.Tensor, name, self._read(getattr(torch.Tensor, name), torch.__file__))
+
+    def _read(self, function: Any, file: str) -> Any:
+        clock = self._clock
+
+        @in_place_of(function, file)
+        def read(tensor: Any, *args: Any, **keywords: Any) -> Any:
+            if clock.busy or get_ident() != clock.thread or not clock.between:
+                return function(tensor, *args, **keywords)
+            clock.reads += 1
+            if clock.reads > MOST_TIMED_READS:
+                clock.passed += 1
+                return function(tensor, *args, **keywords)
+            clock.inset(READING)
+            try:
+                return function(tensor, *args, **keywords)
+            finally:
+                clock.leave()
+
+        return read
 
     def _safetensors(self, module: Any) -> None:
         module.save_file = self._timed(module.save_file, CHECKPOINT)
@@ -120,13 +143,15 @@ class Hooks:
 
     def _autograd(self, module: Any) -> None:
         """`Tensor.backward` calls it too."""
-        clock = self._clock
+        clock, suspects = self._clock, self._suspects
 
         def timed(function: Any) -> Any:
             @in_place_of(function)
             def backward(*args: Any, **keywords: Any) -> Any:
                 if get_ident() != clock.thread:
                     return function(*args, **keywords)
+                if clock.evaluating and suspects.graded():  # it learns in evaluation mode, and that was no evaluation
+                    self._trains.clear()
                 clock.work(BACKWARD)
                 try:
                     return function(*args, **keywords)
@@ -142,7 +167,8 @@ class Hooks:
 
         PyTorch's global forward hooks would do, but with one registered every call of every layer takes a slower way.
         """
-        clock, learns, look, wrapped = self._clock, self._learns, self._look, self._wrapped
+        clock, learns, look, wrapped, trains = self._clock, self._learns, self._look, self._wrapped, self._trains
+        passed, graded = self._suspects.passed, self._suspects.graded
         call, torch = module.Module.__call__, module.torch
 
         @in_place_of(call)
@@ -152,9 +178,13 @@ class Hooks:
             size = learns.get(id(self), 0)
             if torch.is_grad_enabled():
                 size = size or look(self)
-                if id(self) in wrapped:
-                    wrapped[id(self)].before_forward(self)
-                clock.work(FORWARD)
+                if not self.training and id(self) in trains:
+                    graded(1)
+                    clock.evaluate(True)
+                else:
+                    if id(self) in wrapped:
+                        passed(wrapped[id(self)].before_forward(self))
+                    clock.work(FORWARD)
             else:
                 clock.evaluate(size > 0)
             clock.passed += size
@@ -164,6 +194,7 @@ class Hooks:
                 clock.leave()
 
         module.Module.__call__ = timed
+        module.Module.zero_grad = self._recorder.inset(module.Module.zero_grad, ZEROING)
 
     def _look(self, module: Any) -> int:
         """A module that learns is called for the first time: how many modules are in it?"""
@@ -172,6 +203,8 @@ class Hooks:
             inner = getattr(module, "module", None)
             if inner is not None:
                 self._learns[id(inner)] = size
+            if module.training:
+                self._trains |= {id(module), id(inner)}
             kinds = {kind.__name__ for kind in type(module).__mro__}
             for kind, strategy in _STRATEGIES.items():
                 if kind in kinds:
@@ -200,16 +233,40 @@ class Hooks:
                 return
             if not clock.steps:
                 self._first_step(optimizer)
+            steps = clock.steps
             clock.leave_optimizer(id(optimizer))
+            if clock.steps > steps:
+                self._suspects.stepped(optimizer)
 
         module.register_optimizer_step_pre_hook(before)
         module.register_optimizer_step_post_hook(after)
+        module.Optimizer.zero_grad = self._recorder.inset(module.Optimizer.zero_grad, ZEROING)
+
+    def _schedulers(self, module: Any) -> None:
+        """Every kind of schedule that has a way of its own to go on."""
+        kinds: set[Any] = {kind for kind in vars(module).values() if isinstance(kind, type) and "step" in vars(kind)}
+        for kind in kinds:
+            kind.step = self._recorder.inset(kind.step, SCHEDULE, self._suspects.scheduled)
+
+    def _profilers(self, module: Any) -> None:
+        suspects = self._suspects
+
+        def noting(function: Any, on: bool) -> Any:
+            @in_place_of(function)
+            def noted(profiler: Any, *args: Any, **keywords: Any) -> Any:
+                suspects.profiles(profiler, on)
+                return function(profiler, *args, **keywords)
+
+            return noted
+
+        module.profile.start, module.profile.stop = (
+            noting(module.profile.start, True),
+            noting(module.profile.stop, False),
+        )
 
     def _first_step(self, optimizer: Any) -> None:
         seen = self._recorder.seen
         seen["optimizer"] = type(optimizer).__name__
-        if self._loader:
-            seen["loader"] = self._loader
         parameter = next((one for group in optimizer.param_groups for one in group["params"]), None)
         if parameter is not None:
             seen["device"] = parameter.device.type
@@ -222,12 +279,12 @@ class Hooks:
             if get_ident() != clock.thread:
                 return iterate(self_)
             clock.fetch()
+            begin = perf_counter_ns()
             try:
                 found = iterate(self_)
             finally:
                 clock.leave()
-            if not clock.steps:
-                self._loader = {"workers": self_.num_workers, "batch": self_.batch_size}
+            self._suspects.loader_starts(self_, found, perf_counter_ns() - begin)
             if type(found) not in self._iterators:
                 self._iterators.add(type(found))
                 self._fetches(type(found))
@@ -237,13 +294,15 @@ class Hooks:
 
     def _fetches(self, kind: Any) -> None:
         """The iterators of a loader, whose class is PyTorch's own affair."""
-        fetch, clock = kind.__next__, self._clock
+        fetch, clock, suspects = kind.__next__, self._clock, self._suspects
 
         @in_place_of(fetch)
         def timed(iterator: Any) -> Any:
             if clock.busy or get_ident() != clock.thread:
                 return fetch(iterator)
+            record = suspects.fetches(iterator)
             clock.fetch()
+            begin = perf_counter_ns()
             try:
                 return fetch(iterator)
             except StopIteration:
@@ -251,6 +310,8 @@ class Hooks:
                 raise
             finally:
                 clock.leave()
+                if record is not None and record["fresh"]:
+                    suspects.fetched(record, perf_counter_ns() - begin)
 
         kind.__next__ = timed
 
@@ -279,11 +340,12 @@ class LastGradient:
         self._latest = parameter
         self._clock.ready = perf_counter_ns()
 
-    def before_forward(self, module: Any) -> None:
+    def before_forward(self, module: Any) -> bool:
         """DDP decides in its forward pass whether the backward pass exchanges."""
-        self._clock.exchanges = bool(module.require_backward_grad_sync)
+        exchanges = self._clock.exchanges = bool(module.require_backward_grad_sync)
         if self._latest is not None and len(self._handles) > 1:
             for parameter, handle in self._handles:
                 if parameter is not self._latest:
                     handle.remove()
             self._handles = self._handles[:1]
+        return exchanges

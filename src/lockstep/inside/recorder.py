@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import sys
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
 from . import launchers
-from .clock import FORWARD, Clock
+from .clock import FORWARD, LOGGING, Clock
 from .rows import Rows
+from .standins import in_place_of
 
 BEAT_NS = 1_000_000_000
 # More than a core's own caches hold.
@@ -37,18 +40,75 @@ class Recorder:
         self.clock = Clock(self._finished, self._aside)
         self.seen: dict[str, Any] = {}
         """What the hooks have found out about the script."""
+        self.before_beat: Callable[[], None] = lambda: None
         self._rows: Rows | None = None
         self._folder = ""
         self._rank = 0
         self._beat_at = 0
         self._event_ns = self._pass_ns = 0.0
+        self._logging = False
 
-    def _finished(self, start: int, phases: list[int], total: int, again: bool) -> None:
+    def inset(self, function: Any, kind: int, note: Callable[..., None] | None = None) -> Any:
+        """What stands in for a function that may be called anywhere in a step: its time is a part of its own. `note` is called before, with
+        what the function is a method of."""
+        clock = self.clock
+
+        @in_place_of(function)
+        def timed(*args: Any, **keywords: Any) -> Any:
+            if get_ident() != clock.thread:
+                return function(*args, **keywords)
+            if note is not None:
+                note(args[0])
+            if clock.stack and clock.stack[-1] == kind:
+                return function(*args, **keywords)
+            clock.inset(kind)
+            try:
+                return function(*args, **keywords)
+            finally:
+                clock.leave()
+
+        return timed
+
+    def logging(self, function: Any, values: Callable[..., Mapping[str, Any]]) -> Any:
+        """The same for a function that logs. `values` finds them among its arguments. What it calls in turn logs the same once more."""
+        clock = self.clock
+
+        @in_place_of(function)
+        def logged(*args: Any, **keywords: Any) -> Any:
+            if get_ident() != clock.thread or self._logging:
+                return function(*args, **keywords)
+            self._logging = True
+            clock.inset(LOGGING)
+            try:
+                found = function(*args, **keywords)
+                self._keep(values, args, keywords)
+                return found
+            finally:
+                clock.leave()
+                self._logging = False
+
+        return logged
+
+    def _keep(self, values: Callable[..., Mapping[str, Any]], args: Any, keywords: Any) -> None:
+        """After it was logged: whoever logs a value has waited for it already."""
+        try:
+            if self._rows is not None:
+                numbers = {
+                    str(name): number
+                    for name, value in values(*args, **keywords).items()
+                    if (number := _number(value)) is not None
+                }
+                if numbers:
+                    self._rows.log(self.clock.steps, numbers)
+        except Exception as error:
+            complain(f"what was logged is not kept: {type(error).__name__}: {error}")
+
+    def _finished(self, start: int, phases: list[int], total: int, beside: list[int], again: bool) -> None:
         try:
             if self._rows is None and not self._open():
                 return
             assert self._rows is not None
-            self._rows.write(start, phases, total, again)
+            self._rows.write(start, phases, total, beside, again)
             now = perf_counter_ns()
             if now >= self._beat_at:
                 self._beat_at = now + BEAT_NS
@@ -102,6 +162,7 @@ class Recorder:
         return os.path.join(self._folder, name)
 
     def _beat(self, state: str) -> None:
+        self.before_beat()
         clock = self.clock
         spent = clock.events * self._event_ns + clock.passed * self._pass_ns + clock.own
         self.seen["hook_seconds"] = spent / 1e9
@@ -163,6 +224,17 @@ class Recorder:
 
 
 _OF_LAUNCHERS = ("ChildFailedError", "CalledProcessError", "KeyboardInterrupt", "SystemExit")
+
+
+def _number(value: Any) -> float | None:
+    """A value as it was logged, if it is one number: what is logged may be text, pictures or anything."""
+    try:
+        if isinstance(value, (str, bytes, bool)) or (hasattr(value, "numel") and value.numel() != 1):
+            return None
+        found = float(value)
+    except Exception:
+        return None
+    return found if math.isfinite(found) else None
 
 
 def _surroundings() -> dict[str, Any]:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lockstep.index import SETTLED_NS
-from lockstep.measure import phases, records
+from lockstep.measure import attached, phases, records
+from lockstep.measure.attached import Logged
 from lockstep.measure.phases import Parts, Rows
 from lockstep.run import ENDED, Run, Spec
 from lockstep.ways import BESIDE, Way, read
@@ -111,6 +112,28 @@ class RunView(Run):
         beats = self._once("beats", self.rank_statuses)
         found = beats[0].get("attached") if beats else None
         return found if isinstance(found, dict) else {}
+
+    def attached_ranks(self) -> list[dict[str, Any]]:
+        """The same of every rank that has told."""
+        found = (beat.get("attached") for beat in self._once("beats", self.rank_statuses))
+        return [each for each in found if isinstance(each, dict)]
+
+    def beside(self) -> dict[str, float]:
+        """The named parts of "other" in a step of an attached command, in seconds, and how many values it reads; empty for every other run."""
+
+        def find() -> dict[str, float]:
+            rows = [attached.read_beside(self.rank_folder(rank)) for rank in range(self.ranks)]
+            return attached.beside(self.all_steps(), rows) if all(map(len, rows)) else {}
+
+        return self._once("beside", find)
+
+    def logged(self) -> list[Logged]:
+        """What an attached script has logged, as its first rank that logs has it."""
+
+        def find() -> list[Logged]:
+            return next((found for folder in self.rank_folders() if (found := attached.read_logged(folder))), [])
+
+        return self._once("logged", find)
 
     def ways(self) -> dict[str, Way]:
         """What `lockstep explain --measure` has measured for this run, by name; empty if nothing."""

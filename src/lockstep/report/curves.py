@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,13 +24,56 @@ SECTION = "learning"
 MOST_POINTS = 300
 MOST_SHOWN = 8
 MOST_RANKS = 16
+MOST_LOGGED = 12
+LOGGED = "logged-"
+"""The plots of what a script has logged have ids that begin so."""
 Values = dict[int, float]
 
 
 def charts(subject: Subject) -> list[Lines]:
     found = [chart for name in curves_of(subject) if (chart := by_epoch(subject, name))]
     steps = _by_step(subject)
-    return [*found, steps] if steps else found
+    return [*found, *([steps] if steps else []), *logged(subject)]
+
+
+def logged(subject: Subject) -> list[Lines]:
+    """What attached scripts have logged: a plot for each kind of value, so that train_loss and val_loss are in one."""
+    several = len(subject.trained) > 1
+    plots: dict[str, list[Series]] = {}
+    for group in subject.trained[:MOST_SHOWN]:
+        hue, before = subject.colour(group), f"{group.name}, " if several else ""
+        for each in group.samples[0].run.logged():
+            lines = plots.setdefault(_kind(each.name), [])
+            keep = thin(each.values)
+            lines.append(
+                Series(
+                    name=before + each.name,
+                    colour=hue.name if several else f"c{len(lines) % 8}",
+                    x=[each.steps[i] for i in keep],
+                    y=shorts(each.values[i] for i in keep),
+                    dash=several and hue.again,
+                )
+            )
+    return [
+        Lines(
+            id=f"{LOGGED}{kind}",
+            section=SECTION,
+            title=f"{kind.capitalize()}, as the script logged it",
+            says="Values that the script logged itself, at the optimizer's steps.",
+            x=Axis(label="step", unit="count"),
+            y=Axis(label=kind),
+            series=series,
+        )
+        for kind, series in list(plots.items())[:MOST_LOGGED]
+    ]
+
+
+def _kind(name: str) -> str:
+    """train_loss, val/loss_epoch and eval-loss are losses."""
+    words = [word for word in re.split(r"[^0-9A-Za-z]+", name.lower()) if word]
+    while len(words) > 1 and words[-1] in ("step", "epoch"):
+        words.pop()
+    return words[-1] if words else "value"
 
 
 def curves_of(subject: Subject) -> list[str]:

@@ -6,6 +6,7 @@ import shlex
 from typing import Any
 
 from lockstep import units
+from lockstep.inside.layout import BESIDE
 from lockstep.measure.phases import NAMES, TIMED, Parts, phases_line
 from lockstep.measure.view import RunView
 from lockstep.metrics import METRICS, learned_keys, recorded
@@ -14,6 +15,8 @@ from lockstep.report.views import Cell, Table
 
 TIMED_IN_EPOCH = ("train_seconds", "eval_seconds", "images_per_second")
 Facts = list[tuple[str, str]]
+# Names that a script has logged; the plots have all of them.
+MOST_LOGGED = 6
 
 
 def facts(run: RunView) -> Facts:
@@ -45,6 +48,8 @@ def facts(run: RunView) -> Facts:
         *((recorded(key).label, recorded(key).text(summary.get(key))) for key in learned),
         *((METRICS[name].label, METRICS[name].text(METRICS[name].of(run, None))) for name in figures),
         ("a step takes", phases_line(phases) if phases else ""),
+        ("other is", _named(run, phases) if phases else ""),
+        ("logged", _logged(run)),
         (
             "stopped by",
             f"{summary['stopped_by']} after step {summary.get('steps')}" if summary.get("stopped_by") else "",
@@ -68,6 +73,10 @@ def attached_lines(run: RunView, summary: dict[str, Any], phases: dict[str, Any]
     found += [
         f"  {name:<10}{units.duration(mean[name] / 1e9):>10}  {mean[name] / mean['total']:>6.1%}" for name in TIMED
     ]
+    found += [
+        f"    {name:<10}{units.duration(seconds):>8}  {1e9 * seconds / mean['total']:>6.1%}"
+        for name, seconds in named_other(run, mean["other"] / 1e9, mean["total"] / 1e9)
+    ]
     between = [f"{what} {units.duration(summary[key])}" for what, key in BETWEEN if summary.get(key)]
     found += [f"between the steps: {', '.join(between)}"] if between else []
     hooks = float(summary.get("hook_seconds") or 0.0)
@@ -81,8 +90,36 @@ def attached_lines(run: RunView, summary: dict[str, Any], phases: dict[str, Any]
     return found
 
 
-# From this share on, people ask what it is.
-OTHER_WORTH = 0.05
+def _named(run: RunView, phases: dict[str, Any]) -> str:
+    mean = phases["mean_ns"]
+    parts = named_other(run, mean["other"] / 1e9, mean["total"] / 1e9)
+    return ", ".join(f"{name} {1e9 * seconds / mean['total']:.1%}" for name, seconds in parts)
+
+
+def _logged(run: RunView) -> str:
+    """The newest value of each name that an attached script has logged."""
+    logged = run.logged()
+    shown = ", ".join(f"{each.name} {each.values[-1]:.4g}" for each in logged[:MOST_LOGGED])
+    more = f", and {len(logged) - MOST_LOGGED} more" if len(logged) > MOST_LOGGED else ""
+    return f"{shown}{more}; at step {max(each.steps[-1] for each in logged):,}" if logged else ""
+
+
+def named_other(run: RunView, other: float, step: float) -> list[tuple[str, float]]:
+    """What is known of a step's "other", the longest first, and what has no name: together they are all of it."""
+    named = {name: seconds for name, seconds in run.beside().items() if name in BESIDE and seconds > SHOWN * step}
+    if not named:
+        return []
+    ordered = sorted(named.items(), key=lambda part: -part[1])
+    return [*((NAMED[name], seconds) for name, seconds in ordered), ("no name", max(0.0, other - sum(named.values())))]
+
+
+# From this share on, people ask what it is; a smaller one than the second is not shown.
+OTHER_WORTH, SHOWN = 0.05, 0.0005
+NAMED = {
+    **{name: name for name in BESIDE},
+    "progress": "progress bar",
+    "collecting": "garbage collector",
+}
 BETWEEN = (("evaluation", "eval_seconds"), ("checkpoints", "checkpoint_seconds"))
 ASIDE = (
     ("compiling took", "compile_seconds"),

@@ -20,7 +20,36 @@ RUN = "LOCKSTEP_ATTACH"
 """In the environment: the run folder."""
 PACKAGE = "lockstep_attached"
 """What lockstep.inside is called here, where there may be no Lockstep, or another one."""
-WATCHED = "torch", "safetensors"
+WATCHED = frozenset(
+    [
+        "torch",
+        "torch.nn.modules.module",
+        "torch.autograd",
+        "torch.optim.optimizer",
+        "torch.optim.lr_scheduler",
+        "torch.profiler.profiler",
+        "torch.utils.data.dataloader",
+        "torch.distributed.distributed_c10d",
+        "torch.utils.tensorboard.writer",
+        "tensorboardX.writer",
+        "safetensors.torch",
+        "tqdm.std",
+        "lightning.pytorch.trainer.trainer",
+        "lightning.pytorch.callbacks.callback",
+        "lightning.pytorch.core.module",
+        "lightning.fabric.loggers.logger",
+        "pytorch_lightning.trainer.trainer",
+        "pytorch_lightning.callbacks.callback",
+        "pytorch_lightning.core.module",
+        "lightning_fabric.loggers.logger",
+        "transformers.trainer",
+        "transformers.trainer_callback",
+        "accelerate.accelerator",
+        "accelerate.data_loader",
+        "accelerate.optimizer",
+    ]
+)
+"""The modules that have a hook (hooks.py, frameworks.py). Some begin before torch is imported, and end after it."""
 
 
 class Watcher:
@@ -29,11 +58,13 @@ class Watcher:
     def __init__(self, run: str) -> None:
         self._run = run
         self._hooks: Any = None
-        self._asking = False
+        self._early: list[tuple[str, Any]] = []
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if not name.startswith(WATCHED) or not self._has_a_hook(name):
+        if name not in WATCHED:
             return None
+        if name == "torch":
+            self._load()
         others = (finder for finder in list(sys.meta_path) if finder is not self)
         spec = next((found for finder in others if (found := finder.find_spec(name, path, target))), None)
         if spec is None or spec.loader is None:
@@ -44,19 +75,23 @@ class Watcher:
         def exec_module(module: Any) -> None:
             del loader.exec_module
             run_module(module)
-            self._hooks.imported(name, module)
+            if self._hooks is None:
+                self._early.append((name, module))
+            else:
+                self._hooks.imported(name, module)
 
         loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
-    def _has_a_hook(self, name: str) -> bool:
-        if self._hooks is None and name == "torch":
-            try:
+    def _load(self) -> None:
+        try:
+            if self._hooks is None:
                 self._hooks = _load().Hooks(self._run)
-            except Exception as error:
-                sys.meta_path.remove(self)
-                _complain(error)
-        return self._hooks is not None and name in self._hooks.by_module
+                for name, module in self._early:
+                    self._hooks.imported(name, module)
+        except Exception as error:
+            sys.meta_path.remove(self)
+            _complain(error)
 
 
 def _complain(error: Exception) -> None:

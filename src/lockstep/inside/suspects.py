@@ -1,0 +1,202 @@
+"""What a script does that may make it slow or wrong, as far as it can be seen: facts and counts, which explain/attached.py judges."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from threading import get_ident, get_native_id
+from time import perf_counter_ns
+from typing import Any
+
+# A few steps after the beginning, when everything has been set up.
+LOOK_AT = 3
+
+
+class Suspects:
+    """One for the process. Everything goes into `seen`, which is told with every sign of life."""
+
+    def __init__(self, clock: Any, seen: dict[str, Any]) -> None:
+        self._clock, self.seen = clock, seen
+        self._loaders: dict[int, dict[str, Any]] = {}
+        self._of_iterator: dict[int, dict[str, Any]] = {}
+        self._schedulers: dict[int, int] = {}
+        self._profilers: list[Any] = []
+        self._before: tuple[int, int] | None = None
+        self._began = self._gc_began = 0
+        gc.callbacks.append(self._collecting)
+
+    # --- the loader ---
+
+    def loader_starts(self, loader: Any, iterator: Any, took: int) -> None:
+        """A pass over a loader begins."""
+        clock = self._clock
+        if id(loader) not in self._loaders:
+            self._loaders[id(loader)] = self._described(loader)
+        record = self._loaders[id(loader)]
+        epoch = _sampler(loader, "epoch")
+        if record["passes"] and record["shuffled_by_epoch"] and epoch == record["epoch"]:
+            record["same_order"] += 1
+        record["epoch"] = epoch
+        record["passes"] += 1
+        record["fresh"] = True
+        if clock.steps:
+            record["starts"] += 1
+            record["start_ns"] += took
+        self._of_iterator[id(iterator)] = record
+        if not clock.steps:
+            self.seen["loader"] = record
+
+    def _described(self, loader: Any) -> dict[str, Any]:
+        total, samples = _sampler(loader, "total_size"), _length(loader.dataset)
+        padded = (
+            total - samples
+            if isinstance(total, int) and samples is not None and not _sampler(loader, "drop_last")
+            else 0
+        )
+        return {
+            "workers": loader.num_workers,
+            "persistent": bool(loader.persistent_workers),
+            "batch": loader.batch_size,
+            "batches": _length(loader),
+            "samples": samples,
+            "shares": _sampler(loader, "num_replicas") or _sampler(loader, "num_processes") or 1,
+            "padded": max(0, padded),
+            "shuffled_by_epoch": bool(_sampler(loader, "shuffle")) and hasattr(loader.sampler, "set_epoch"),
+            "epoch": None,
+            "same_order": 0,
+            "passes": 0,
+            "starts": 0,
+            "start_ns": 0,
+            "trained": 0,
+            "evaluated": 0,
+            "fresh": True,
+        }
+
+    def fetches(self, iterator: Any) -> dict[str, Any] | None:
+        """A batch is about to be fetched: what became of the one before is known now."""
+        record = self._of_iterator.get(id(iterator))
+        if record is not None and not record["fresh"]:
+            if self._clock.evaluating:
+                record["evaluated"] += 1
+            elif self._clock.steps:
+                record["trained"] += 1
+                if (
+                    self.seen.get("loader") is not record
+                    and record["trained"] > self.seen.get("loader", record)["trained"]
+                ):
+                    self.seen["loader"] = record
+        return record
+
+    def fetched(self, record: dict[str, Any], took: int) -> None:
+        """The first batch of a pass waits for the workers to start."""
+        if record["fresh"]:
+            record["fresh"] = False
+            if self._clock.steps:
+                record["start_ns"] += took
+
+    # --- the rest ---
+
+    def scheduled(self, scheduler: Any) -> None:
+        if self._clock.steps:
+            self._schedulers[id(scheduler)] = self._schedulers.get(id(scheduler), 0) + 1
+
+    def passed(self, exchanges: bool) -> None:
+        """A forward pass of a model in DDP that learns."""
+        passes, synced = self.seen.get("passes", (0, 0))
+        self.seen["passes"] = passes + 1, synced + exchanges
+
+    def graded(self, more: int = 0) -> bool:
+        """A model that is trained was called in evaluation mode, with gradients on; without `more`: forget it, and say whether it was."""
+        if more:
+            self.seen["graded"] = self.seen.get("graded", 0) + more
+            return True
+        return bool(self.seen.pop("graded", 0))
+
+    def profiles(self, profiler: Any, on: bool) -> None:
+        if on:
+            self._profilers.append(profiler)
+        elif profiler in self._profilers:
+            self._profilers.remove(profiler)
+
+    def stepped(self, optimizer: Any) -> None:
+        """A step is over."""
+        steps = self._clock.steps
+        if self._profilers and any(_recording(profiler) for profiler in self._profilers):
+            self.seen["profiled"] = self.seen.get("profiled", 0) + 1
+        if steps == 1:
+            self._began, self._before = perf_counter_ns(), _scheduled()
+        if steps == LOOK_AT:
+            self._look(optimizer)
+
+    def _look(self, optimizer: Any) -> None:
+        torch = sys.modules["torch"]
+        parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        group = optimizer.param_groups[0]
+        self.seen["update"] = {
+            "parameters": len(parameters),
+            "can_fuse": "fused" in optimizer.defaults,
+            "fused": bool(group.get("fused") or group.get("foreach")),
+        }
+        self.seen["anomaly"] = bool(torch.is_anomaly_enabled())
+        self.seen["unused"] = sum(parameter.grad is None for parameter in parameters)
+        self.seen["numbers"] = str(parameters[0].dtype).rpartition(".")[2]
+
+    def told(self) -> None:
+        """Before a sign of life: what changes all the time."""
+        clock = self._clock
+        if self._schedulers:
+            self.seen["scheduled"] = max(self._schedulers.values())
+        self.seen["evaluated_by"] = [record for record in self._loaders.values() if record["evaluated"]][:4]
+        self.seen["steps"] = clock.steps
+        now = _scheduled() if self._before is not None and get_ident() == clock.thread else None
+        if self._before is not None and now is not None:
+            self.seen["ran_seconds"], self.seen["delayed_seconds"] = (
+                (new - old) / 1e9 for new, old in zip(now, self._before, strict=True)
+            )
+            self.seen["since_seconds"] = (perf_counter_ns() - self._began) / 1e9
+
+    def _collecting(self, phase: str, info: dict[str, Any]) -> None:
+        """The garbage collector calls this before and after it has run."""
+        clock = self._clock
+        if get_ident() != clock.thread:
+            return
+        now = perf_counter_ns()
+        if phase == "start":
+            self._gc_began = now
+        elif self._gc_began:
+            clock.collected(now - self._gc_began)
+            self._gc_began = 0
+            if info.get("generation") == 2 and clock.steps:
+                self.seen["collections"] = self.seen.get("collections", 0) + 1
+
+
+def _sampler(loader: Any, name: str) -> Any:
+    """What the sampler of a loader says of itself, or the sampler of its batches."""
+    for place in (loader.sampler, loader.batch_sampler):
+        found = getattr(place, name, None)
+        if found is not None:
+            return found
+    return None
+
+
+def _length(thing: Any) -> int | None:
+    try:
+        return len(thing)
+    except Exception:  # an iterable has none, and whatever else a user's class raises is not our business
+        return None
+
+
+def _recording(profiler: Any) -> bool:
+    """Of torch.profiler's, whether it records now: it may have a schedule."""
+    action = getattr(profiler, "current_action", None)
+    return action is None or str(getattr(action, "name", action)).startswith("RECORD")
+
+
+def _scheduled() -> tuple[int, int] | None:
+    """Nanoseconds in which this thread has run, and in which it could have run and had no processor, as Linux counts them."""
+    try:
+        with open(f"/proc/self/task/{get_native_id()}/schedstat", encoding="ascii") as file:
+            ran, delayed, *_ = file.read().split()
+            return int(ran), int(delayed)
+    except (OSError, ValueError):
+        return None
