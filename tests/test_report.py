@@ -583,7 +583,7 @@ def test_every_metric_is_drawn_by_page_terminal_and_plots(
         "mae",
         "perplexity",
     }
-    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setenv("COLUMNS", "600")
     print_comparison(of_study(folder), plot=True)
     shown = capsys.readouterr().out
     target = study_document(folder)["target_accuracy"]

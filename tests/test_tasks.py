@@ -21,6 +21,7 @@ from lockstep.metrics import METRICS, fitting, learned_keys
 from lockstep.recipe import EarlyStopping, Recipe, Regularize
 from lockstep.run import Run
 from lockstep.settings import load
+from lockstep.study.definition import Study, check
 from lockstep.training.loss import Loss
 from lockstep.verify.records import step_losses
 from support import Cli, train_here
@@ -352,6 +353,8 @@ def test_views_read_what_the_task_has() -> None:
     assert METRICS["mae"].learned
     assert METRICS["mae"].better == "less"
     assert METRICS["mae"].effect(0.9, 0.8, 0.95) == "0.90× (0.80–0.95)"
+    study = check(Study(name="x", base={"loss": "mse"}, cells={"a": {}, "b": {"optimizer.lr": 0.1}}))
+    assert study.metrics == ["seconds", "images_per_second", "mae", "memory"]
     assert task.measures(Recipe(metrics="top5, own.py:f1")) == [task.Measure("top5"), task.Measure("f1", "own.py:f1")]
     task.check(
         Recipe(

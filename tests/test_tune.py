@@ -79,6 +79,8 @@ def test_several_ranks_have_more_to_choose() -> None:
 def test_passes_of_batch_norm_are_left_alone() -> None:
     normed = Way(Recipe(global_batch=64, regularize=Regularize(batch_norm="per-rank")), ONE.placement)
     assert "passes" not in {factor for factor, _ in changes(normed, [2], [], [], 60)}
+    residual = Way(Recipe(global_batch=64, model="resnet20", data="cifar10"), ONE.placement)
+    assert "passes" not in {factor for factor, _ in changes(residual, [2], [], [], 60)}
 
 
 def test_no_exchange_beats_its_link() -> None:

@@ -98,9 +98,9 @@ def _array(value: Any, label: str) -> Array:
     found = forms.array(value, label)
     if found.size == 0:
         raise InputError(f"{label} is empty")
-    if found.dtype.kind not in "fiubc" or found.dtype.itemsize > 16:
-        raise InputError(f"{label} is {found.dtype}; give numbers")
-    return found.astype(_WIDER.get(found.dtype.name, found.dtype), copy=False)
+    if found.dtype.kind not in "fiubc" or found.dtype.name in ("float128", "complex256"):
+        raise InputError(f"{label} is {found.dtype}; give numbers, of at most 64 bits")
+    return found.astype(_WIDER.get(found.dtype.name, found.dtype.newbyteorder("=")), copy=False)
 
 
 def _inputs(split: Split, label: str) -> list[Array]:

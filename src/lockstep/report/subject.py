@@ -106,7 +106,12 @@ def of_runs(runs: Sequence[Run], baseline: str | None = None, compared: bool = F
         groups[0].name = runs[0].id
         # A target of one run alone says nothing, and a loop of the user's own may have no accuracy to take it from.
         return Subject(
-            runs[0].id, "run", groups, compare.table(groups, None, fitting(USUAL, [groups[0].spec.recipe]), target=0.0)
+            runs[0].id,
+            "run",
+            groups,
+            compare.table(
+                groups, None, fitting(USUAL, [group.spec.recipe for group in groups if group.samples]), target=0.0
+            ),
         )
     return Subject(counted(len(runs), "run"), "runs", groups, compare.runs_document(runs, baseline))
 

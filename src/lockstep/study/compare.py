@@ -47,7 +47,7 @@ def runs_document(runs: Sequence[Run], baseline: str | None = None) -> Document:
     groups = gather.of_runs(runs)
     if baseline is not None and baseline not in [group.name for group in groups]:
         raise InputError(f"--baseline {baseline}: no such cell; {nearest(baseline, [group.name for group in groups])}")
-    document = table(groups, baseline, fitting(USUAL, [group.spec.recipe for group in groups]), None)
+    document = table(groups, baseline, fitting(USUAL, [group.spec.recipe for group in groups if group.samples]), None)
     if len(groups) > 1:
         times = [run.spec().created for run in runs]
         document["fairness"].append(

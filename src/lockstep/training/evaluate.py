@@ -73,7 +73,7 @@ def evaluate(
             sums[name][1] += count
     model.train()
     own = [value for pair in sums.values() for value in pair.tolist()]
-    total_loss, seen, *totals = reduce_sum([loss.item(), float(stop - start), *own])
+    total_loss, *totals, seen = reduce_sum([loss.item(), *own, float(stop - start)])
     assert seen == samples, f"evaluation saw {seen:.0f} samples of {samples}"
     mean = total_loss / (batches.units(0, samples) or 1.0)
     found = {name: totals[2 * at] / (totals[2 * at + 1] or 1.0) for at, name in enumerate(judged)}

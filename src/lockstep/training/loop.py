@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from lockstep.backends.group import reduce_max
 from lockstep.data.batches import Batches, sample_order
 from lockstep.measure.memory import bytes_of
@@ -179,8 +181,9 @@ class Trainer:
         if witness:
             witness.evaluated(test)
         if self._qat:
+            judged = msgspec.structs.replace(recipe, metrics="accuracy")
             self._int8 = self._qat.after_epoch(
-                lambda int8: evaluate(int8, batches, samples, mine, batch, state.precision)
+                lambda int8: evaluate(int8, batches, samples, mine, batch, state.precision, None, judged, state.loss)
             )
         state.strategy.resume_training()
         return test

@@ -24,39 +24,43 @@ class Loss:
     def __init__(self, recipe: Recipe, class_weights: Sequence[float] = ()) -> None:
         self._smoothing = recipe.regularize.label_smoothing
         self._weights = torch.tensor(class_weights) if class_weights else None
-        self._of: Callable[[Any, Tensor, str, float], Tensor] = {
+        of_numbers = {"mse": _squares, "bce": _binary}.get(recipe.loss)
+        self._of: Callable[[Any, Tensor, float], Tensor] = {
             "cross-entropy": self._entropy,
             "next-token": self._tokens,
-            "mse": _squares,
-            "bce": _binary,
-        }.get(recipe.loss) or _own(recipe.loss)
+        }.get(recipe.loss) or _without_smoothing(of_numbers or _own(recipe.loss))
 
     def __call__(self, scores: Any, batch: Batch) -> Tensor:
         """In training: with smoothed labels or blended pairs, where the recipe has them."""
         if batch.others is None or batch.share is None:
-            return self._of(scores, batch.labels, "sum", self._smoothing)
-        own, other = (self._of(scores, labels, "none", self._smoothing) for labels in (batch.labels, batch.others))
+            return self._of(scores, batch.labels, self._smoothing)
+        own, other = (self._entropy(scores, labels, self._smoothing, "none") for labels in (batch.labels, batch.others))
         # share * own + (1 - share) * other, with one product less
         return (other + batch.share * (own - other)).sum()
 
     def plain(self, scores: Any, labels: Tensor) -> Tensor:
         """In an evaluation."""
-        return self._of(scores, labels, "sum", 0.0)
+        return self._of(scores, labels, 0.0)
 
-    def _entropy(self, scores: Tensor, labels: Tensor, reduction: str, smoothing: float) -> Tensor:
+    def _entropy(self, scores: Tensor, labels: Tensor, smoothing: float, reduction: str = "sum") -> Tensor:
         weights = None if self._weights is None else self._weights.to(scores)
         return functional.cross_entropy(scores, labels.long(), weights, reduction=reduction, label_smoothing=smoothing)
 
-    def _tokens(self, scores: Tensor, labels: Tensor, reduction: str, smoothing: float) -> Tensor:
-        return self._entropy(scores.flatten(0, -2), labels.flatten(), reduction, smoothing)
+    def _tokens(self, scores: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        return self._entropy(scores.flatten(0, -2), labels.flatten(), smoothing)
 
 
-def _squares(scores: Tensor, targets: Tensor, reduction: str, smoothing: float) -> Tensor:
+def _without_smoothing(of: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor, float], Tensor]:
+    """Labels are smoothed, numbers are not (task.py)."""
+    return lambda scores, targets, smoothing: of(scores, targets)
+
+
+def _squares(scores: Tensor, targets: Tensor) -> Tensor:
     found = functional.mse_loss(scores.reshape(targets.shape), targets.to(scores.dtype), reduction="none")
     return mean_of_each(found).sum()
 
 
-def _binary(scores: Tensor, targets: Tensor, reduction: str, smoothing: float) -> Tensor:
+def _binary(scores: Tensor, targets: Tensor) -> Tensor:
     scores = scores.reshape(targets.shape)
     found = functional.binary_cross_entropy_with_logits(scores, targets.to(scores.dtype), reduction="none")
     return mean_of_each(found).sum()
@@ -67,11 +71,11 @@ def mean_of_each(values: Tensor) -> Tensor:
     return values if values.dim() == 1 else values.flatten(1).mean(1)
 
 
-def _own(spec: str) -> Callable[[Any, Tensor, str, float], Tensor]:
+def _own(spec: str) -> Callable[[Any, Tensor], Tensor]:
     """The user's function, called with the model's whole output and the targets: the loss of each sample, or their sum."""
     function = load_object(spec, "loss")
 
-    def total(output: Any, targets: Tensor, reduction: str, smoothing: float) -> Tensor:
+    def total(output: Any, targets: Tensor) -> Tensor:
         found: Tensor = function(output, targets_for(output, targets))
         return found.sum()
 

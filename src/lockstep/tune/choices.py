@@ -136,7 +136,8 @@ def _changes(
 def _passes(recipe: Recipe, placement: Placement) -> Iterator[dict[str, Any]]:
     """Half and a quarter of the samples in a pass, or all of them again."""
     # Statistics of batch norm are of a pass, so this would be another computation; a model of the user's own may have it too.
-    if recipe.regularize.batch_norm != "off" or recipe.model not in CATALOGUE or placement.accumulation:
+    info = CATALOGUE.get(recipe.model)
+    if info is None or info.batch_norm or recipe.regularize.batch_norm != "off" or placement.accumulation:
         return
     share = recipe.global_batch // placement.ranks
     micro = placement.micro_batch or share

@@ -131,9 +131,6 @@ def verify(
     records: dict[str, Records] = {}
     for number, (label, name) in enumerate(order, 1):
         if chosen[name].accumulation and records[ALONE].has_batch_norm:
-            verdict.lines.append(
-                "accumulation was left out: the model has batch norm, whose statistics are then of a micro batch"
-            )
             continue
         how = "" if name == ALONE else f" by {chosen[name].launcher} over {chosen[name].backend}"
         tell(f"{number}/{len(order)}  {label}{how}")
@@ -152,6 +149,10 @@ def verify(
         if name != ALONE:
             verdict.proven_specs.append(records[name].spec)
     verdict.steps = len(alone.judged)
+    if alone.has_batch_norm and not short:
+        verdict.lines.append(
+            "accumulation was left out: the model has batch norm, whose statistics are then of a micro batch"
+        )
     verdict.lines.insert(0, _what_was_judged(alone))
     verdict.lines += [f"warning: {caution}" for caution in alone.run.model_notes("cautions")]
     return verdict
