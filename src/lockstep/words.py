@@ -1,19 +1,18 @@
-"""What people write after a command, and as arguments in Python: recipe files, published recipes, key=value words, quantities with a unit."""
+"""What people write after a command, and as arguments in Python: recipe files, published recipes, key=value words, quantities with a unit.
+
+Every command's module imports it, for its help too, so what takes long to import is imported where it is used.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from lockstep import toml
-from lockstep.errors import InputError
-from lockstep.placement import Placement
-from lockstep.recipe import Recipe
-from lockstep.settings import flatten, parse_value
+if TYPE_CHECKING:
+    from lockstep.placement import Placement
+    from lockstep.recipe import Recipe
 
 
 def read_words(words: Sequence[str], base: Mapping[str, Any] | None = None) -> tuple[Recipe, Placement]:
@@ -43,11 +42,19 @@ def split_script(words: tuple[str, ...]) -> tuple[tuple[str, ...], str | None, l
 
 def as_words(settings: Mapping[str, Any]) -> tuple[str, ...]:
     """Settings of Python as the words that say the same: `ranks=2`, `optimizer.lr=0.001`. A table is a mapping, or `Optimizer(…)`."""
+    import msgspec
+
+    from lockstep.settings import flatten
+
     tree = {key: msgspec.to_builtins(v) if isinstance(v, msgspec.Struct) else v for key, v in settings.items()}
     return tuple(f"{key}={_word(key, value)}" for key, value in flatten(tree).items())
 
 
 def _word(key: str, value: Any) -> str:
+    from lockstep import toml
+    from lockstep.errors import InputError
+    from lockstep.settings import parse_value
+
     if value is None:
         return "none"
     if isinstance(value, Path):

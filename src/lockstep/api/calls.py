@@ -67,8 +67,9 @@ def run(
         profile=profile,
         save_model=save_model,
     )
-    with ProgressLine(quiet=quiet) as line:
-        found = train(recipe, placement, options, runs=place, name=name, tell=line.say, quiet=quiet, progress=line)
+    with ProgressLine() as line:  # warnings are said to the quiet, too
+        shown = None if quiet else line
+        found = train(recipe, placement, options, runs=place, name=name, tell=line.say, quiet=quiet, progress=shown)
     return Run(found.folder)
 
 
