@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from benchmarks.processes import ROOT
 from lockstep.kernels.build import able
 from lockstep.machine.cpu import cpu_model
+from lockstep.measure.environment import version_of
 
 
 def describe() -> dict[str, Any]:
@@ -34,10 +34,7 @@ def load_average() -> list[float]:
 
 def installed(package: str) -> str:
     """Its version, or that it is not there."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
+    return version_of(package) or "not installed"
 
 
 def commit() -> str:

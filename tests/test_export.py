@@ -40,7 +40,7 @@ def test_epochs_as_json(module_cli: Cli, run: dict[str, Any]) -> None:
 
 
 def test_steps_as_parquet_open_with_arrow(module_cli: Cli, run: dict[str, Any]) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow: pip install 'lockstep[export]'")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow: pip install 'lockstep-bench[export]'")
     table = parquet.read_table(exported(module_cli, "steps.parquet", "--what", "steps"))
     assert table.num_rows == 60
     for rank in (0, 1):

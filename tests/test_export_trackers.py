@@ -163,8 +163,8 @@ def test_without_mlflow_the_error_says_what_to_install(tmp_path: Path, monkeypat
 @pytest.fixture(scope="module")
 def real_mlflow() -> Any:
     for name in ("sqlalchemy", "alembic"):
-        pytest.importorskip(name, reason="needs MLflow: pip install 'lockstep[mlflow]'")
-    return pytest.importorskip("mlflow", reason="needs MLflow: pip install 'lockstep[mlflow]'")
+        pytest.importorskip(name, reason="needs MLflow: pip install 'lockstep-bench[mlflow]'")
+    return pytest.importorskip("mlflow", reason="needs MLflow: pip install 'lockstep-bench[mlflow]'")
 
 
 def test_mlflow_reads_settings_curves_labels_and_times(tmp_path: Path, real_mlflow: Any) -> None:

@@ -31,7 +31,7 @@ KINDS = sorted({mpi.kind for mpi in mpirun.installed()}) if mpirun.library_kind(
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.cold,
-    pytest.mark.skipif(not KINDS, reason="mpi4py with mpirun is not installed: pip install 'lockstep[mpi]'"),
+    pytest.mark.skipif(not KINDS, reason="mpi4py with mpirun is not installed: pip install 'lockstep-bench[mpi]'"),
 ]
 ON_EVERY_MPI = pytest.mark.parametrize("mpi", KINDS)
 

@@ -85,7 +85,7 @@ def test_static_keeps_the_accuracy_and_its_file_loads_without_lockstep(trained: 
     scores = run_example(folder, "torch.export.load", before, "scores.detach().numpy()")
     assert np.abs(scores - expected).max() < 0.15 * expected.std()
     if not (folder / "int8.onnx").exists():
-        assert any("pip install 'lockstep[onnx]'" in note for note in found["notes"])
+        assert any("pip install 'lockstep-bench[onnx]'" in note for note in found["notes"])
         pytest.skip("onnx, onnxscript or onnxruntime not installed")
     answer = run_example(folder, "onnxruntime", "", "scores")
     assert np.abs(answer - scores).max() < 0.05 * expected.std()

@@ -159,7 +159,7 @@ def test_four_ranks_on_two_nodes_by_torchrun(on_cluster: Cli, alone: dict[str, A
 
 
 @pytest.mark.skipif(
-    mpirun.library_kind() != "mpich", reason="mpi4py with MPICH is not installed: pip install 'lockstep[mpi]'"
+    mpirun.library_kind() != "mpich", reason="mpi4py with MPICH is not installed: pip install 'lockstep-bench[mpi]'"
 )
 def test_quantization_aware_training_is_the_same_as_by_spawn(on_cluster: Cli) -> None:
     words = (*SHORT, "quantize=qat", "ranks=2", "backend=gloo", "strategy=ddp", "threads=1")

@@ -357,7 +357,7 @@ def has_shm() -> bool:
         pytest.param(
             "mpirun",
             "mpi",
-            marks=pytest.mark.skipif(not mpirun.library_kind(), reason="needs MPI: pip install 'lockstep[mpi]'"),
+            marks=pytest.mark.skipif(not mpirun.library_kind(), reason="needs MPI: pip install 'lockstep-bench[mpi]'"),
         ),
     ],
 )

@@ -209,7 +209,7 @@ def _inference(section: Section, name: str, runs: Path, settings: Settings) -> N
         section.notes.append(f"{A}, static: {bytes_of(quantize(runs, trained, 'static'))}")
     chosen = [route for route in routes(compiled=True) if route not in net.left_out]
     if ONNX_FP32 not in chosen:
-        section.refuse("ONNX Runtime is not here: pip install 'lockstep[onnx]'")
+        section.refuse("ONNX Runtime is not here: pip install 'lockstep-bench[onnx]'")
     batches = list(net.batches[:2] if settings.quick else net.batches)
     request = Request(
         run=str(runs / trained),

@@ -88,7 +88,7 @@ class LazyGroup(click.Group):
 @click.group(
     cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "show_default": True}
 )
-@click.version_option(package_name="lockstep", prog_name="lockstep")
+@click.version_option(package_name="lockstep-bench", prog_name="lockstep")
 def cli() -> None:
     """A lab bench for data-parallel training on PyTorch.
 

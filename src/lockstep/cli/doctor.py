@@ -145,7 +145,7 @@ def _backends() -> Iterator[Finding]:
         return
     yield _there(dist.is_gloo_available(), "gloo (CPU)")
     yield _there(dist.is_nccl_available() and torch.cuda.is_available(), "nccl (CUDA)", "use backend=gloo")
-    yield _there(importlib.util.find_spec("mpi4py") is not None, "mpi (CPU)", "pip install 'lockstep[mpi]'")
+    yield _there(importlib.util.find_spec("mpi4py") is not None, "mpi (CPU)", "pip install 'lockstep-bench[mpi]'")
     reason = shared_memory.problem()
     yield _there(reason is None, f"shm (CPU): it {reason}" if reason else "shm (CPU)", "use backend=gloo")
 
@@ -157,7 +157,7 @@ def _launchers() -> Iterator[Finding]:
     yield Finding("ok", "single, spawn")
     yield _there(importlib.util.find_spec("torch") is not None, "torchrun", "pip install torch")
     kinds = list(dict.fromkeys(f"{mpi.kind} {'.'.join(map(str, mpi.version))}" for mpi in mpirun.installed()))
-    yield _there(bool(kinds), f"mpirun: {', '.join(kinds) or 'not installed'}", "pip install 'lockstep[mpi]'")
+    yield _there(bool(kinds), f"mpirun: {', '.join(kinds) or 'not installed'}", "pip install 'lockstep-bench[mpi]'")
     if shutil.which("sbatch"):
         yield Finding("ok", "slurm (sbatch is there; 'sinfo' says whether a cluster answers)")
     else:

@@ -212,7 +212,7 @@ def _write(
         if not onnx:
             notes.append("no ONNX file: --no-onnx")
         elif lacking:
-            notes.append(f"no ONNX file: {', '.join(lacking)} not installed; pip install 'lockstep[onnx]'")
+            notes.append(f"no ONNX file: {', '.join(lacking)} not installed; pip install 'lockstep-bench[onnx]'")
         else:
             float_program = graph.exported(original, subject.example)
             for name, each in ((files.ONNX, program), (files.ONNX_FP32, float_program)):

@@ -52,7 +52,7 @@ def _mlflow() -> Any:
         import_module("alembic")
         return import_module("mlflow")
     except ImportError:
-        raise InputError("--format mlflow needs MLflow: pip install 'lockstep[mlflow]'") from None
+        raise InputError("--format mlflow needs MLflow: pip install 'lockstep-bench[mlflow]'") from None
 
 
 def _experiment(client: Any, name: str) -> str:

@@ -32,7 +32,7 @@ def write_parquet(rows: Sequence[Row], path: Path) -> None:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise InputError("--format parquet needs pyarrow: pip install 'lockstep[export]'") from None
+        raise InputError("--format parquet needs pyarrow: pip install 'lockstep-bench[export]'") from None
     table = pyarrow.table({name: [row.get(name) for row in rows] for name in columns_of(rows)})
     with replacing(path) as temporary:
         parquet.write_table(table, temporary)

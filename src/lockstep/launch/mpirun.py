@@ -22,7 +22,7 @@ from lockstep.placement import Placement
 from lockstep.process import PARENT, die_with_parent
 from lockstep.run import Spec
 
-HOW_TO_GET = "pip install 'lockstep[mpi]'"
+HOW_TO_GET = "pip install 'lockstep-bench[mpi]'"
 # Where both MPIs are installed, the plain names belong to one of them; the others are each MPI's own.
 NAMES = ("mpirun", "mpiexec", "mpiexec.hydra", "mpirun.mpich", "mpirun.openmpi", "orterun")
 SONAMES = {"openmpi": "libmpi.so.40", "mpich": "libmpi.so.12"}

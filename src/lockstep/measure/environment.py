@@ -15,10 +15,13 @@ from lockstep.machine.cpu import clock_mhz, cpu_model
 from lockstep.machine.formats import cap_line, works_line
 from lockstep.machine.quota import ROOT, cpu_quota
 
+# Packages whose distribution has another name.
+DISTRIBUTIONS = {"lockstep": "lockstep-bench"}
+
 
 def version_of(package: str) -> str | None:
     try:
-        return metadata.version(package)
+        return metadata.version(DISTRIBUTIONS.get(package, package))
     except metadata.PackageNotFoundError:
         return None
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Any
 
 import msgspec
 
+from lockstep.measure.environment import version_of
 from lockstep.measure.view import RunView
 from lockstep.report import cells, curves, exchange, findings, run, setup, speed, steps, timeline
 from lockstep.report.subject import Subject
@@ -25,7 +25,7 @@ def of_parts(parts: list[Part]) -> Report:
     return Report(
         title=", ".join(each.name for each in parts),
         written=time.time(),
-        lockstep=version("lockstep"),
+        lockstep=version_of("lockstep") or "unknown",
         parts=_with_own_ids(parts),
         definitions=findings.definitions(),
     )

@@ -96,7 +96,7 @@ def missing(backend: str, device: str) -> str | None:
     if (device == "cuda" or backend == "nccl") and not cuda_present():
         return "no usable CUDA on this machine"
     if backend == "mpi" and importlib.util.find_spec("mpi4py") is None:
-        return "mpi4py is not installed: pip install 'lockstep[mpi]'"
+        return "mpi4py is not installed: pip install 'lockstep-bench[mpi]'"
     if backend == "shm" and (reason := shared_memory.problem()):
         return f"it {reason}"
     return None

@@ -21,7 +21,7 @@ try:
     mpi4py.rc.initialize = False
     from mpi4py import MPI
 except (ImportError, RuntimeError) as problem:  # RuntimeError: no MPI library was found
-    raise InputError(f"backend=mpi: {str(problem).partition(chr(10))[0]}: pip install 'lockstep[mpi]'") from None
+    raise InputError(f"backend=mpi: {str(problem).partition(chr(10))[0]}: pip install 'lockstep-bench[mpi]'") from None
 
 from lockstep.backends import python_group
 from lockstep.backends.mpi import segments
