@@ -18,6 +18,7 @@ from lockstep.data.arrays import open_batches
 from lockstep.data.batches import Batch, sample_order
 from lockstep.errors import InputError
 from lockstep.metrics import METRICS, fitting, learned_keys
+from lockstep.predict import layers
 from lockstep.recipe import EarlyStopping, Recipe, Regularize
 from lockstep.run import Run
 from lockstep.settings import load
@@ -109,7 +110,7 @@ def one_number(output, targets):
     return (output - targets).abs().mean()
 """
 
-COMMON = ("global_batch=48", "epochs=2", "optimizer.lr=0.01", "backend=gloo", "threads=1", "seed=5")
+COMMON = ("global_batch=48", "epochs=2", "optimizer.lr=0.01", "backend=gloo", "threads=1", "seed=5", "fused=false")
 
 
 @pytest.fixture(scope="module")
@@ -365,6 +366,15 @@ def test_views_read_what_the_task_has() -> None:
     )
 
 
+@pytest.mark.parametrize("kind", ["padded", "own"])
+def test_layers_of_any_task_can_be_predicted(own: str, tmp_path: Path, kind: str) -> None:
+    recipe, placement = load([], [*words_of(own, kind), "device=cpu"])
+    found = layers.answer(layers.Question(recipe=recipe, placement=placement), tmp_path)
+    parameters = list(models.build(recipe).parameters())
+    assert [gradient.bytes for gradient in found.gradients] == [parameter.nbytes for parameter in parameters]
+    assert found.seconds_per_sample > 0
+
+
 def test_a_loss_of_padding_alone_counts_nothing() -> None:
     loss = Loss(Recipe(loss="next-token"))
     scores = torch.randn(2, 3, 5, requires_grad=True)
@@ -401,6 +411,19 @@ def test_every_view_of_a_regression(own: str, cli: Cli) -> None:
     assert stopped["stopped_by"].startswith("early stopping: no better test loss")
     error = cli.error("run", *words_of(own, "mse"), f"loss={own}:mean", code=2)
     assert "is a mean over the samples" in error
+
+
+@pytest.mark.slow
+def test_tools_that_start_ranks_take_a_language_model(cli: Cli) -> None:
+    words = ["model=gpt", "data=embedded-text@96+16", "loss=next-token", "global_batch=16", "epochs=1", "threads=1"]
+    cli.run(*words, "ranks=2", "--name", "two")
+    explained = cli("explain", "two", "--measure", "--seconds", "2")
+    assert explained.returncode == 0, explained.stderr
+    assert "quantize is for image classifiers" in cli.error("quantize", "two", code=2)
+    cli.run(*words, "precision=bf16", "--name", "mixed")
+    told = cli("show", "mixed").stdout
+    assert "test perplexity" in told
+    assert "bf16, of" in told
 
 
 @pytest.mark.slow
