@@ -92,6 +92,8 @@ def test_it_is_a_setting_of_fsdp(module_cli: Cli) -> None:
     assert "choose strategy=fsdp fsdp.replicas=2" in module_cli.error("run", "ranks=4", "strategy=hsdp", code=2)
     placement = Placement(ranks=4, strategy="ddp", fsdp=Fsdp(replicas=2))
     assert unused_settings(placement) == ["fsdp.* has no effect with strategy=ddp"]
+    with pytest.raises(InputError, match="compile=true does not go with strategy=fsdp"):
+        resolve(Recipe(compile=True), Placement(ranks=2, strategy="fsdp"))
     with pytest.raises(InputError, match="cannot be predicted"):
         check_known(Placement(ranks=4, strategy="fsdp", fsdp=Fsdp(replicas=2)))
 
