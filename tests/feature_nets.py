@@ -219,3 +219,14 @@ class Empty(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return x.flatten(1)[:, :0] @ self.nothing
+
+
+class Uncalled(Net):
+    """A layer whose weights are used, and which is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(12, 12)
+
+    def middle(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.inner.weight, self.inner.bias)

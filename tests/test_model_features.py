@@ -168,6 +168,11 @@ def test_what_a_strategy_cannot_do_is_one_line(name: str, place: dict[str, Any],
     assert "\n" not in str(caught.value)
 
 
+def test_weights_of_a_layer_that_is_not_called_are_one_line(cli: Cli) -> None:
+    words = (*SHORT, f"model={NETS}:Uncalled", "ranks=2", "strategy=fsdp", "max_steps=2")
+    assert "uses the weights of a layer without calling the layer" in cli.error("run", *words, code=2)
+
+
 def test_units_are_layers_that_are_called_and_share_nothing() -> None:
     recipe = Recipe(model=f"{NETS}:Branches")
     model: Any = models.build(recipe)

@@ -18,6 +18,7 @@ from torch import nn
 
 from house import SOURCE
 from lockstep import torch_private as private
+from lockstep.strategies.plain_ddp import UNFINISHED
 
 # PyTorch asks groups and wrappers in Python for these by name: methods of ours that it calls, and that we hand on to it.
 OVERRIDDEN = ("strategies/plain_ddp.py", "backends/python_group.py")
@@ -366,6 +367,18 @@ def test_ddp_leaves_alone_what_it_is_told_to_and_counts() -> None:
     found = private.ddp_logging_data(wrapped)
     assert found["bucket_sizes"] == str(4 * (2 * 3 + 3 + 3 + 3))
     assert found["world_size"] == 1
+
+
+@pytest.mark.usefixtures("alone")
+def test_ddp_says_that_a_bucket_was_not_exchanged() -> None:
+    wrapped = nn.parallel.DistributedDataParallel(nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]))
+    private.ddp_check_finished(wrapped)
+    wrapped.module.forward = lambda x, *layers: [x := wrapped.module[layer](x) for layer in layers][-1]
+    wrapped(torch.ones(1, 2), 0, 1).sum().backward()
+    private.ddp_check_finished(wrapped)
+    wrapped(torch.ones(1, 2), 0).sum().backward()
+    with pytest.raises(RuntimeError, match=UNFINISHED):
+        private.ddp_check_finished(wrapped)
 
 
 @pytest.mark.usefixtures("alone")

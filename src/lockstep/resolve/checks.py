@@ -35,6 +35,9 @@ def check_together(recipe: Recipe, placement: Placement) -> None:
     """What the recipe asks for and this place, or this machine, cannot do."""
     if recipe.precision == "fp16" and placement.strategy == "fsdp":
         raise InputError("precision=fp16 does not go with strategy=fsdp yet: choose precision=bf16, or strategy=ddp")
+    if recipe.compile and placement.strategy == "fsdp":
+        # Its hooks come after compiling, and so the first steps would compile again.
+        raise InputError("compile=true does not go with strategy=fsdp yet: leave compile out, or choose strategy=ddp")
     # On a cluster the machine that submits need not be one that trains: each node asks itself (worker.py).
     if placement.device == "cpu" and placement.launcher != "slurm":
         check_number_formats(recipe)

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from lockstep.errors import InputError
 from lockstep.placement import Placement
 from lockstep.strategies.base import Strategy
 from lockstep.strategies.flat import start_together, trained
@@ -43,6 +44,7 @@ class Fsdp(Strategy):
         mesh = _mesh(device, 1 if group else placement.fsdp.replicas, group)
         self._alike = Alike([*units(model), model], self._gather_once, group)
         self._sharded = _shard(model, mesh)
+        self.model = Called(model)
         self._sharded.set_reshard_after_forward(not self._gather_once)
         self.gradient_scale = float(dist.get_world_size(group))
         self._rows = ByRows(trained(model), mesh)
@@ -68,13 +70,13 @@ class Fsdp(Strategy):
         """Put all weights together, so that ranks can evaluate without waiting for each other; rank 0's statistics count."""
         self._alike.check()
         self._sharded.set_reshard_after_forward(False)
-        for module in _sharded_modules(self.model):
+        for module in _sharded_modules(self.bare):
             module.unshard()
-        for buffer in self.model.buffers():
+        for buffer in self.bare.buffers():
             dist.broadcast(buffer, group=self._group, group_src=0)
 
     def resume_training(self) -> None:
-        for module in _sharded_modules(self.model):
+        for module in _sharded_modules(self.bare):
             module.reshard()
         self._sharded.set_reshard_after_forward(not self._gather_once)
 
@@ -90,11 +92,30 @@ class Fsdp(Strategy):
     def load_weights(self, state: dict[str, torch.Tensor]) -> None:
         """Each rank takes its parts of whole weights, and the buffers as they are."""
         self.resume_training()
-        for name, tensor in self.model.state_dict().items():
+        for name, tensor in self.bare.state_dict().items():
             if hasattr(tensor, "to_local"):
                 _local(tensor).copy_(self._rows.of(state[name]))
             else:
                 tensor.copy_(state[name])
+
+
+class Called(nn.Module):
+    """The model as the loop calls it, with one line for what PyTorch says of weights that were not gathered."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.module = model
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        try:
+            return self.module(*inputs, **named)
+        except RuntimeError as error:
+            if "mixed torch.Tensor and DTensor" not in str(error):
+                raise
+        raise InputError(
+            "strategy=fsdp: forward uses the weights of a layer without calling the layer, which would gather them: "
+            "call the layer, or choose strategy=ddp"
+        )
 
 
 class ByRows:
