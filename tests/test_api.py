@@ -138,7 +138,9 @@ def test_keywords_are_the_words_of_the_command_line() -> None:
     recipe, placement = read_words([*words[:7], *(word for word in words if word.startswith("optimizer."))])
     assert recipe.optimizer.lr == 1e-7
     assert placement.shares == [3, 1]
-    with pytest.raises(InputError, match="data: expected a number, text, a list or a table, and got object"):
+    with pytest.raises(
+        InputError, match=r"data: expected a number, .* or the function or class that makes it, and got object"
+    ):
         as_words({"data": object()})
 
 
@@ -148,6 +150,12 @@ def test_objects_say_what_they_said() -> None:
     texts, base = _words((recipe, placement), {}, None)
     assert texts == ()
     assert read_words(texts, base) == (recipe, placement)
+
+
+def test_what_cannot_be_read_says_so_instead_of_raising(tmp_path: Path) -> None:
+    nothing = lockstep.Run(tmp_path / "nothing")
+    assert "Run: " in repr(nothing)
+    assert nothing._repr_html_() is None
 
 
 def test_options_are_checked_in_one_line(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ def test_there_are_four() -> None:
 
 @pytest.mark.slow
 @pytest.mark.cold
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCKSTEP_RUNS", raising=False)

@@ -64,7 +64,9 @@ def _word(key: str, value: Any) -> str:
     try:
         return toml.written(value)
     except (TypeError, ValueError):
-        raise InputError(f"{key}: expected a number, text, a list or a table, and got {type(value).__name__}") from None
+        raise InputError(
+            f"{key}: expected a number, text, a list or a table, or the function or class that makes it, and got {type(value).__name__}"
+        ) from None
 
 
 class Quantity:

@@ -94,7 +94,7 @@ def race(
     from lockstep.turns.hold import hold
 
     place = _path(runs)
-    texts = [str(each.folder) if isinstance(each, RunFolder) else each for each in contenders]
+    texts = [_contender(each, place) if isinstance(each, RunFolder) else each for each in contenders]
     common = shlex.join(_words((), settings, place)[0])
     chosen = Budget(seconds=_quantity("budget", budget, SECONDS), margin=_quantity("until", until, SHARE))
     folder, record = hold(
@@ -223,6 +223,12 @@ def _quantity(option: str, value: str | float, quantity: Quantity) -> float:
 
 def _run(run: str | RunFolder, runs: Path | None) -> RunFolder:
     return run if isinstance(run, RunFolder) else RunFolder.find(run, runs_root(runs))
+
+
+def _contender(run: RunFolder, runs: Path | None) -> str:
+    """A run by its id, where that is enough to find it."""
+    beside = (runs_root(runs) / run.id).absolute() == run.folder.absolute()
+    return run.id if beside else shlex.quote(str(run.folder))
 
 
 def _path(place: Place) -> Path | None:

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lockstep.errors import LockstepError
 from lockstep.metrics import METRICS
 from lockstep.run import Run as RunFolder
 from lockstep.run import runs_root
@@ -35,12 +36,19 @@ class Shown:
     def __repr__(self) -> str:
         from lockstep.report.inline import plain
 
-        return plain(self._part(), self._figures)
+        try:
+            return plain(self._part(), self._figures)
+        except LockstepError as error:  # a folder that cannot be read
+            return f"{type(self).__name__}: {error}"
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
+        """None where it cannot be read: then the text is shown, which says why."""
         from lockstep.report.inline import html
 
-        return html(self._part())
+        try:
+            return html(self._part())
+        except LockstepError:
+            return None
 
 
 class Run(Shown, RunFolder):
