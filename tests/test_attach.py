@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from house import ROOT
 from lockstep.attach.command import script_of
 from lockstep.dashboard import stopping
 from lockstep.inside import clock as clocks
@@ -835,7 +834,6 @@ def test_compiled_models_compile_as_they_do_alone(cli: Cli, way: str) -> None:
 
 # --- other trainers, in an environment of their own -----------------------------------------------------------------------------
 
-FRAMEWORKS = ("lightning", "accelerate", "transformers")
 LIGHTNING = """
 import sys, torch, lightning
 from torch import nn
@@ -900,25 +898,6 @@ settings = TrainingArguments(output_dir="out", per_device_train_batch_size=8, nu
 Trainer(model=net, args=settings, train_dataset=Text(), eval_dataset=Text()).train()
 torch.save({key: value.clone() for key, value in net.state_dict().items()}, sys.argv[1])
 """
-
-
-@pytest.fixture(scope="module")
-def frameworks() -> Path:
-    """The newest of each, beside the torch that is pinned, in an environment without Lockstep. It stays, for the next time."""
-    folder = ROOT / ".frameworks-venv"
-    python = folder / "bin/python"
-    if not (folder / ".installed").exists():
-        pinned = next(
-            line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch==")
-        )
-        environment = {**os.environ, "PIP_CONSTRAINT": str(ROOT / "constraints.txt"), "LOCKSTEP_TEST_COLD": "1"}
-        install = [str(python), "-m", "pip", "install", "--quiet"]
-        for words in ([sys.executable, "-m", "venv", str(folder)], [*install, pinned], [*install, *FRAMEWORKS]):
-            made = subprocess.run(words, env=environment, capture_output=True, text=True)
-            if made.returncode:
-                pytest.skip(f"{' and '.join(FRAMEWORKS)} cannot be installed: {made.stderr.strip().splitlines()[-1]}")
-        (folder / ".installed").touch()
-    return python
 
 
 @pytest.mark.slow
