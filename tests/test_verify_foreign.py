@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -15,10 +16,11 @@ import verify_faults
 from foreign_table import MUTANTS, RIGHT, Row, launchers, table, unseen, verdicts, written
 from lockstep.errors import InputError
 from lockstep.inside.sketch import coarse, digest, rows, samples, sketch
+from lockstep.process import stat_fields
 from lockstep.verify.foreign import words
 from lockstep.verify.foreign.judge import DIFFERENT, OPEN, SAME, Judge
 from lockstep.verify.foreign.records import Line, Pass, Rank, Step, Tensor
-from support import Cli, processes_of
+from support import Cli, processes_of, wait_for
 from test_verify import TABLE
 
 # --- the words of a command --------------------------------------------------------------------------------------------------
@@ -100,6 +102,18 @@ def test_a_command_that_comes_to_nothing_is_one_line(cli: Cli, script: str, said
     assert list(cli.runs.iterdir()) == []
 
 
+@pytest.mark.cold
+def test_ctrl_c_leaves_nothing(cli: Cli) -> None:
+    (cli.folder / "waits.py").write_text("import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(1000)")
+    process = cli.start("verify", "--", sys.executable, "waits.py", "{ranks}")
+    pid = int(wait_for(lambda: (cli.folder / "pid").exists() and (cli.folder / "pid").read_text(), what="its start"))
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said.splitlines()[-1]) == (130, "lockstep: stopped")
+    wait_for(lambda: stat_fields(pid)[:1] in ([], ["Z"]), what="the end of its process")
+    assert list(cli.runs.iterdir()) == []
+
+
 # --- what is written down ----------------------------------------------------------------------------------------------------
 
 
@@ -136,7 +150,20 @@ WEIGHTS = 6
 def step(number: int, rank: int, own: np.ndarray, exchanged: np.ndarray, samples: list[str], lr: float = 0.1) -> Step:
     tensor = Tensor("w", WEIGHTS, "float32", "o", f"{number - 1}", f"{number}", True, "", "")
     line = Line(
-        number, 0, [{"lr": lr}], [Pass(samples, [], 0, 0, "r", False)], [1.0], 1.0, False, [], [tensor], {}, [], [], []
+        number,
+        0,
+        [{"lr": lr}],
+        [Pass(samples, [], 0, 0, "r", False)],
+        [1.0],
+        1.0,
+        False,
+        [],
+        [tensor],
+        {},
+        [],
+        False,
+        [],
+        [],
     )
     return Step(line, own, np.abs(own), exchanged, exchanged, -lr * exchanged)
 

@@ -18,6 +18,8 @@ from .sketch import coarse, content, digest, samples, sketch
 
 # A parameter's sketch has at most so many numbers: a step of 160 parameters takes 3 MB.
 SIZE = 512
+# Modules whose ranks hold parts of the parameters.
+SHARDS = ("FullyShardedDataParallel", "FSDPModule")
 # A loader may be some batches ahead of the model.
 AHEAD = 4
 
@@ -51,6 +53,7 @@ class Ledger:
         self._stepping: Any = None
         self._steps = 0
         self._sizes: list[int] = []
+        self._sharded = False
         self._epochs: list[list[int]] = []
         self._orders = Orders(settings["replay"])
         self._before: dict[str, Any] = {}
@@ -76,6 +79,9 @@ class Ledger:
     def _meet(self, module: Any) -> bool:
         torch = sys.modules["torch"]
         named = [(name, each) for name, each in module.named_parameters() if each.requires_grad]
+        self._sharded = self._sharded or any(
+            kind.__name__ in SHARDS for part in module.modules() for kind in type(part).__mro__
+        )
         taken = {parameter.name for parameter in self._known.values()}
         for number, (name, tensor) in enumerate(named):
             found = self._know(tensor)
@@ -267,6 +273,7 @@ class Ledger:
                 "layout": before["layout"],
                 "buffers": self._buffers(),
                 "batch_sizes": self._sizes,
+                "sharded": self._sharded,
                 "epochs": self._epochs,
                 "orders": self._orders.seen,
             },

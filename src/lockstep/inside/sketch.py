@@ -22,8 +22,10 @@ def _torch() -> Any:
 
 
 def plain(tensor: Any) -> Any:
-    """Dense, real and without a graph, wherever it is."""
+    """Dense, real and without a graph, wherever it is. Of a sharded tensor, what this rank has."""
     tensor = tensor.detach()
+    if hasattr(tensor, "to_local"):
+        tensor = tensor.to_local()
     if tensor.layout != _torch().strided:
         tensor = tensor.to_dense()
     return _torch().view_as_real(tensor) if tensor.is_complex() else tensor

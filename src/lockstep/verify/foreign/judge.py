@@ -52,6 +52,9 @@ class Judge:
         self._twin = twin
 
     def verdict(self) -> Verdict:
+        if any(step.line.sharded for rank in self._many for step in rank):
+            why = "not proven: every rank holds a part of the parameters (FSDP), and only whole ones can be compared"
+            return Verdict(OPEN, why, ranks=self._world, steps=self._steps)
         unseeded = self._unseeded()
         if unseeded:  # what the ranks do among themselves can still be judged
             return Judge(self._many, None, None, unseeded).verdict()
@@ -144,8 +147,10 @@ class Judge:
             yield found
             one = None
         if len({tuple(t.length for t in step.line.layout) for step in [*steps, *([one] if one else [])]}) > 1:
-            text = "ranks do not update parameters of the same shapes (FSDP, a sharded model): only whole parameters can be compared"
-            yield Finding(at + 1, START, "sharded", text, open=True)
+            text = (
+                "the ranks and the one process do not update the same parameters in this step: they cannot be compared"
+            )
+            yield Finding(at + 1, START, "parameters", text, open=True)
             return
         yield from self._between(at)
         yield from self._buffers(at, steps)

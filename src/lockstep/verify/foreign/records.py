@@ -77,6 +77,8 @@ class Line(msgspec.Struct):
     layout: list[Tensor]
     buffers: dict[str, str]
     batch_sizes: list[int]
+    sharded: bool
+    """Ranks hold parts of the parameters."""
     epochs: list[list[int]]
     orders: list[Order]
 
