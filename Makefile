@@ -79,4 +79,4 @@ bench: $(VENV)/.peers  ## Measure speed against peers; results go to benchmarks/
 	$(BIN)/python -m benchmarks.run $(BENCH)
 
 clean:  ## Remove what make made.
-	rm -rf $(VENV) .bench-venv .frameworks-venv .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .bench-venv .frameworks-venv .frameworks-venv.lock .pytest_cache .mypy_cache .ruff_cache

@@ -18,6 +18,8 @@ import hypothesis
 import pytest
 
 import slurm_cluster
+from house import ROOT
+from lockstep.files import locked
 from slurm_cluster import Cluster
 from support import SHORT, Cli, processes_of
 
@@ -131,6 +133,31 @@ def module_cli(tmp_path_factory: pytest.TempPathFactory) -> Cli:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """One process that trains SHORT: what runs in other places are compared with. Trained once for all files."""
     return Cli(tmp_path_factory.mktemp("alone")).run(*SHORT)
+
+
+FRAMEWORKS = ("lightning", "accelerate", "transformers", "tensorboard")
+
+
+@pytest.fixture(scope="session")
+def frameworks() -> Path:
+    """A Python with the newest of each, beside the torch that is pinned, and without Lockstep. It stays, for the next time."""
+    folder = ROOT / ".frameworks-venv"
+    python = folder / "bin/python"
+    with locked(ROOT / ".frameworks-venv.lock", "installing other trainers"):
+        stamp = folder / f".installed-{'-'.join(FRAMEWORKS)}"
+        if not stamp.exists():
+            pinned = next(
+                line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch==")
+            )
+            environment = {**os.environ, "PIP_CONSTRAINT": str(ROOT / "constraints.txt"), "LOCKSTEP_TEST_COLD": "1"}
+            install = [str(python), "-m", "pip", "install", "--quiet"]
+            for words in ([sys.executable, "-m", "venv", str(folder)], [*install, pinned], [*install, *FRAMEWORKS]):
+                made = subprocess.run(words, env=environment, capture_output=True, text=True)
+                if made.returncode:
+                    said = made.stderr.strip().splitlines()[-1]
+                    pytest.skip(f"{' and '.join(FRAMEWORKS)} cannot be installed: {said}")
+            stamp.touch()
+    return python
 
 
 @pytest.fixture

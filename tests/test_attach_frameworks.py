@@ -5,7 +5,6 @@ Also the cheapest of the planted causes (benchmarks/suspects): `explain` has to 
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -27,7 +26,6 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.suspects.causes import CAUSES, NOTHING, Cause
 from benchmarks.suspects.execute import executed
 
-FRAMEWORKS = ("lightning", "accelerate", "transformers", "tensorboard")
 LIGHTNING = """
 import sys, torch, lightning
 from lightning.pytorch.loggers import CSVLogger
@@ -104,26 +102,6 @@ def attributed(rows: Any, folder: Path) -> float:
     beside = read_beside(folder)[: len(rows)]
     named = sum(rows[f"{phase}_ns"] for phase in PHASES) + sum(beside[f"{name}_ns"] for name in BESIDE)
     return float(np.median((named / rows["total_ns"])[rows["warmup"] == 0]))
-
-
-@pytest.fixture(scope="module")
-def frameworks() -> Path:
-    """The newest of each, beside the torch that is pinned, in an environment without Lockstep. It stays, for the next time."""
-    folder = ROOT / ".frameworks-venv"
-    python = folder / "bin/python"
-    stamp = folder / f".installed-{'-'.join(FRAMEWORKS)}"
-    if not stamp.exists():
-        pinned = next(
-            line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch==")
-        )
-        environment = {**os.environ, "PIP_CONSTRAINT": str(ROOT / "constraints.txt"), "LOCKSTEP_TEST_COLD": "1"}
-        install = [str(python), "-m", "pip", "install", "--quiet"]
-        for words in ([sys.executable, "-m", "venv", str(folder)], [*install, pinned], [*install, *FRAMEWORKS]):
-            made = subprocess.run(words, env=environment, capture_output=True, text=True)
-            if made.returncode:
-                pytest.skip(f"{' and '.join(FRAMEWORKS)} cannot be installed: {made.stderr.strip().splitlines()[-1]}")
-        stamp.touch()
-    return python
 
 
 @pytest.mark.slow

@@ -4,41 +4,116 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from lockstep.cli.options import data_root_option, json_option, read_words, runs_option, words_argument
+from lockstep.cli.options import data_root_option, json_option, read_words, runs_option, whole, words_argument
 from lockstep.cli.output import console, note, print_json, print_table, styled
 from lockstep.errors import InputError, RunFailed
 from lockstep.run import folder_error, runs_root
 
 if TYPE_CHECKING:
     from lockstep.verify.checks import Check
+    from lockstep.verify.foreign.judge import Verdict
 
 EPILOG = """\b
 Examples:
   lockstep verify
   lockstep verify my.toml ranks=2 launcher=torchrun
   lockstep verify model=nets.py:Net data=sets.py:load global_batch=48 ranks=3
+
+\b
+A script that was not written for Lockstep, unedited:
+  lockstep verify -- torchrun --nproc-per-node 2 train.py
+  lockstep verify --steps 20 --no-dropout -- accelerate launch --multi_gpu --num_processes 2 train.py
+  lockstep verify --ranks 2 -- python train.py --devices {ranks}
+  lockstep verify --batch 64 -- torchrun --nproc-per-node 2 train.py --batch-size {batch}
+
+\b
+It is run with its ranks, and as one process that gets the batches of all of them, for a few steps each. {batch} is
+the batch of a rank (--batch divided by the ranks), and that of the one process. Exit codes: 0 proven, 3 not.
 """
 COLOURS = {"ok": "green", "DIFFERENT": "red", "not proven": "yellow"}
+COLOURS_OF_VERDICTS = {"same": "green", "different": "red", "not proven": "yellow"}
+FOREIGN = "lockstep.command"
+"""In the context: the words after `--`; None where there is no `--`."""
 
 
-@click.command("verify", epilog=EPILOG)
+class WithCommand(click.Command):
+    """What follows `--` is a command of the user's, and no word of ours."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta[FOREIGN] = args[at + 1 :] if at < len(args) else None
+        return super().parse_args(ctx, args[:at])
+
+
+@click.command("verify", cls=WithCommand, epilog=EPILOG, options_metavar="[OPTIONS]")
 @words_argument
 @runs_option
 @data_root_option
 @click.option("--keep", is_flag=True, help="Keep the short runs, with all that was written down of every step.")
 @json_option
-def command(words: tuple[str, ...], runs: Path | None, data_root: str | None, keep: bool, as_json: bool) -> None:
-    """Prove that 1 process, N ranks, and N ranks with accumulation compute the same.
+@click.option("--steps", type=whole(1, 1000), help="With a command: how many steps are compared (default 8).")
+@click.option("--batch", type=whole(1), help="With a command: the global batch that {batch} is made of.")
+@click.option("--ranks", type=whole(2, 1024), help="With a command: what {ranks} stands for (default 2).")
+@click.option("--no-dropout", is_flag=True, help="With a command: set every dropout to 0 for the proof.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    words: tuple[str, ...],
+    runs: Path | None,
+    data_root: str | None,
+    keep: bool,
+    as_json: bool,
+    **foreign: Any,
+) -> None:
+    """Prove that 1 process, N ranks, and N ranks with accumulation compute the same. With `-- COMMAND`, for any script.
 
     Makes short runs of the recipe in real processes. At every step each placement starts from the same state, and must give
     the same gradient and the same weights, up to rounding, with float64 as the judge. Two runs of one placement must agree
     in every bit. What was proven is remembered in the folder of runs, for `lockstep explain`.
     """
+    argv = ctx.meta[FOREIGN]
+    if argv is not None:
+        if words or data_root:
+            raise InputError("verify: a recipe and a command: give one of them")
+        if not argv:
+            raise InputError(
+                "verify: no command after '--', for example: lockstep verify -- torchrun --nproc-per-node 2 train.py"
+            )
+        _foreign(ctx, argv, runs, keep, as_json, **foreign)
+        return
+    given = next((name for name, value in foreign.items() if value), None)
+    if given:
+        raise InputError(f"--{given.replace('_', '-')}: is for a command: lockstep verify -- COMMAND")
+    _recipe(words, runs, data_root, keep, as_json)
+
+
+@contextmanager
+def _folder(runs: Path | None, keep: bool) -> Iterator[Path]:
+    """A folder for the short runs, with the runs and not in the system's temporary folder: the ranks of other hosts have to see it."""
+    root = runs_root(runs).absolute()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=".verify-", dir=root))
+    except OSError as error:
+        raise folder_error(root / ".verify", error) from None
+    try:
+        yield folder
+    finally:
+        if keep:
+            note(f"the runs are in {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _recipe(words: tuple[str, ...], runs: Path | None, data_root: str | None, keep: bool, as_json: bool) -> None:
     from lockstep.placement import changes_mathematics
     from lockstep.verify.prove import verify
     from lockstep.verify.verified import record
@@ -53,14 +128,7 @@ def command(words: tuple[str, ...], runs: Path | None, data_root: str | None, ke
     changed = changes_mathematics(placement, recipe)
     if changed:
         note(f"this placement changes the mathematics, so differences are expected: {changed}")
-    root = runs_root(runs).absolute()
-    try:
-        # With the runs, not in the system's temporary folder: the ranks of other hosts have to see it.
-        root.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=".verify-", dir=root))
-    except OSError as error:
-        raise folder_error(root / ".verify", error) from None
-    try:
+    with _folder(runs, keep) as folder:
         verdict = verify(recipe, placement, folder, data_root, tell=note)
         checks = verdict.checks
         failed = [check for check in checks if not check.passed]
@@ -72,14 +140,71 @@ def command(words: tuple[str, ...], runs: Path | None, data_root: str | None, ke
                 console().print(line)
         if failed:
             raise RunFailed(_failure(failed, len(checks), keep))
-        record(root, verdict.proven_specs, len(checks), verdict.steps)
+        record(folder.parent, verdict.proven_specs, len(checks), verdict.steps)
         if not as_json:
             console().print(styled((f"{len(checks)} checks passed:", "green"), " the placements compute the same."))
-    finally:
-        if keep:
-            note(f"the runs are in {folder}")
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _foreign(
+    ctx: click.Context,
+    argv: list[str],
+    runs: Path | None,
+    keep: bool,
+    as_json: bool,
+    steps: int | None,
+    batch: int | None,
+    ranks: int | None,
+    no_dropout: bool,
+) -> None:
+    from lockstep.verify.foreign.prove import plan, prove
+
+    planned = plan(argv, batch, ranks)
+    with _folder(runs, keep) as folder:
+        verdict = prove(planned, folder, steps or 8, no_dropout, tell=note)
+    if as_json:
+        print_json(_foreign_document(verdict))
+    else:
+        console().print(styled((verdict.sentence, COLOURS_OF_VERDICTS[verdict.verdict])))
+        for finding in verdict.findings[1:4]:
+            console().print(f"  then: step {finding.step}: {finding.text}")
+        if verdict.checks:
+            _print_foreign(verdict.checks)
+        for line in verdict.lines:
+            console().print(line)
+    if verdict.verdict != "same":
+        ctx.exit(RunFailed.exit_code)
+
+
+def _foreign_document(verdict: Verdict) -> dict[str, object]:
+    return {
+        "verdict": verdict.verdict,
+        "sentence": verdict.sentence,
+        "reason": verdict.reason,
+        "first_step": verdict.findings[0].step if verdict.findings else None,
+        "findings": [{"step": each.step, "reason": each.key, "text": each.text} for each in verdict.findings],
+        "ranks": verdict.ranks,
+        "steps": verdict.steps,
+        "batch": verdict.batch,
+        "checks": [_document(check) for check in verdict.checks],
+        "notes": verdict.lines,
+    }
+
+
+def _print_foreign(checks: list[Check]) -> None:
+    print_table(
+        ["check", "difference", "allowed", "", "at"],
+        [
+            [
+                check.what,
+                _number(check.difference),
+                _number(check.allowed),
+                styled((check.verdict, COLOURS[check.verdict])),
+                check.where,
+            ]
+            for check in checks
+        ],
+        right=(1, 2),
+    )
 
 
 def _failure(failed: list[Check], total: int, keep: bool) -> str:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 HERE = os.path.dirname(os.path.abspath(__file__))
 RUN = "LOCKSTEP_ATTACH"
 """In the environment: the run folder."""
+PROOF = "LOCKSTEP_VERIFY"
+"""In the environment, instead of it: where `lockstep verify -- COMMAND` keeps its records."""
+HOOKS = {RUN: "hooks", PROOF: "witness"}
+"""The module of `Hooks` for each of the two."""
 PACKAGE = "lockstep_attached"
 """What lockstep.inside is called here, where there may be no Lockstep, or another one."""
 WATCHED = frozenset(
@@ -106,11 +110,15 @@ def _load() -> Any:
     package = module_from_spec(spec)
     sys.modules[PACKAGE] = package
     spec.loader.exec_module(package)
-    return import_module(f"{PACKAGE}.hooks")
+    return import_module(f"{PACKAGE}.{HOOKS[_purpose()]}")
+
+
+def _purpose() -> str:
+    return PROOF if os.environ.get(PROOF) else RUN
 
 
 def _watch() -> None:
-    run = os.environ.get(RUN)
+    run = os.environ.get(_purpose())
     if run and "torch" not in sys.modules:
         sys.meta_path.insert(0, Watcher(run))
 
@@ -124,7 +132,7 @@ def _run_the_users_own() -> None:
         spec.loader.exec_module(module)
 
 
-if os.environ.get(RUN):
+if os.environ.get(_purpose()):
     try:
         _watch()
     except Exception as problem:

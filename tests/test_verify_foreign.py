@@ -1,0 +1,307 @@
+"""`lockstep verify -- COMMAND`: a script that was not written for Lockstep, unedited; what differs first, and why."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import foreign_table
+import verify_faults
+from foreign_table import MUTANTS, RIGHT, Row, launchers, table, unseen, verdicts, written
+from lockstep.errors import InputError
+from lockstep.inside.sketch import coarse, digest, rows, samples, sketch
+from lockstep.process import stat_fields
+from lockstep.verify.foreign import words
+from lockstep.verify.foreign.judge import DIFFERENT, OPEN, SAME, Judge
+from lockstep.verify.foreign.records import Line, Pass, Rank, Step, Tensor
+from support import Cli, processes_of, wait_for
+from test_verify import TABLE
+
+# --- the words of a command --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "ranks", "alone"),
+    [
+        ("torchrun --nproc-per-node 2 train.py -n 3", 2, "torchrun --nproc-per-node 1 train.py -n 3"),
+        ("torchrun --nproc_per_node=4 train.py", 4, "torchrun --nproc_per_node=1 train.py"),
+        (
+            "python -m torch.distributed.run --nproc-per-node 2 -m mine",
+            2,
+            "python -m torch.distributed.run --nproc-per-node 1 -m mine",
+        ),
+        (
+            "accelerate launch --multi_gpu --num_processes 2 a.py --multi_gpu",
+            2,
+            "accelerate launch --num_processes 1 a.py --multi_gpu",
+        ),
+        ("mpirun -n 3 python train.py", 3, "mpirun -n 1 python train.py"),
+        ("srun --ntasks=2 python train.py", 2, "srun --ntasks=1 python train.py"),
+        ("python train.py --devices {ranks}", 2, "python train.py --devices 1"),
+    ],
+)
+def test_the_same_command_for_one_process(command: str, ranks: int, alone: str) -> None:
+    argv = command.split()
+    assert words.ranks_of(argv, None) == ranks
+    assert words.command(argv, 1, ranks, None) == alone.split()
+    assert words.command(argv, ranks, ranks, None) == [word.replace("{ranks}", str(ranks)) for word in argv]
+
+
+def test_the_batch_is_the_global_one() -> None:
+    argv = ["torchrun", "--nproc-per-node", "2", "train.py", "--batch", "{batch}"]
+    assert words.command(argv, 2, 2, 64)[-1] == "32"
+    assert words.command(argv, 1, 2, 64)[-1] == "64"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--",), "no command after '--'"),
+        (("--", "no-such-program", "{ranks}"), "there is no such program"),
+        (("--", sys.executable, "train.py"), "it is not known how many ranks"),
+        (("--", "torchrun", "--nproc-per-node", "1", "train.py"), "there is nothing to compare"),
+        (("--ranks", "3", "--", "torchrun", "--nproc-per-node", "2", "train.py"), "has no {ranks}"),
+        (("--batch", "8", "--", "torchrun", "--nproc-per-node", "2", "train.py"), "has no {batch}"),
+        (("--", "torchrun", "--nproc-per-node", "2", "train.py", "{batch}"), "--batch N says"),
+        (("--batch", "9", "--", "torchrun", "--nproc-per-node", "2", "train.py", "{batch}"), "does not divide"),
+        (("ranks=2", "--", "torchrun", "train.py"), "give one of them"),
+        (("--steps", "3", "ranks=2"), "--steps: is for a command"),
+        (("--no-dropout",), "--no-dropout: is for a command"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], said: str
+) -> None:
+    from lockstep.cli.commands import call
+
+    assert call(["verify", "--runs", str(tmp_path / "runs"), *options]) == InputError.exit_code
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("print('no torch here')", "no step was seen: the command never called an optimizer of torch.optim"),
+        (
+            "raise ValueError('the data are not there')",
+            "the command ended with exit code 1: ValueError: the data are not there",
+        ),
+        ("import os; os._exit(7)", "the command ended with exit code 7: it has said nothing"),
+    ],
+)
+def test_a_command_that_comes_to_nothing_is_one_line(cli: Cli, script: str, said: str) -> None:
+    (cli.folder / "mine.py").write_text(script)
+    assert said in cli.error("verify", "--", sys.executable, "mine.py", "{ranks}", code=3)
+    assert list(cli.runs.iterdir()) == []
+
+
+@pytest.mark.cold
+def test_ctrl_c_leaves_nothing(cli: Cli) -> None:
+    (cli.folder / "waits.py").write_text("import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(1000)")
+    process = cli.start("verify", "--", sys.executable, "waits.py", "{ranks}")
+    pid = int(wait_for(lambda: (cli.folder / "pid").exists() and (cli.folder / "pid").read_text(), what="its start"))
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said.splitlines()[-1]) == (130, "lockstep: stopped")
+    wait_for(lambda: stat_fields(pid)[:1] in ([], ["Z"]), what="the end of its process")
+    assert list(cli.runs.iterdir()) == []
+
+
+# --- what is written down ----------------------------------------------------------------------------------------------------
+
+
+def test_the_sketch_of_a_sum_is_the_sum_of_the_sketches() -> None:
+    generator = torch.Generator().manual_seed(3)
+    state = torch.get_rng_state()
+    for shape in ((7,), (31, 5), (40, 50)):
+        one, two = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+        (a, size), (b, _), (both, _) = (sketch(each, 64) for each in (one, two, one + two))
+        assert len(a) == min(64, one.numel())
+        torch.testing.assert_close(a + b, both, rtol=0, atol=1e-12)
+        assert (a.abs() <= size + 1e-12).all()
+        torch.testing.assert_close(size.sum(), one.abs().sum())
+    assert torch.equal(torch.get_rng_state(), state), "the script's random numbers are its own"
+
+
+def test_bits_samples_and_formats() -> None:
+    x, y = torch.randn(5, 3, 2), torch.arange(5)
+    assert digest(x) == digest(x.clone()) != digest(x + 1e-7)
+    assert rows(x.transpose(1, 2)) == rows(x.transpose(1, 2).contiguous())
+    inputs, labels = samples([(x, {"y": y}), {}])
+    assert inputs == rows(x)
+    assert labels == rows(y)
+    assert samples([("text", 3), {}]) == ([], [])
+    assert (coarse(x), coarse(x.bfloat16().float()), coarse(x.half().float())) == ("", "bfloat16", "float16")
+    assert coarse(torch.zeros(3)) == ""
+
+
+# --- the judge, on records made by hand --------------------------------------------------------------------------------------
+
+WEIGHTS = 6
+
+
+def step(number: int, rank: int, own: np.ndarray, exchanged: np.ndarray, samples: list[str], lr: float = 0.1) -> Step:
+    tensor = Tensor("w", WEIGHTS, "float32", "o", f"{number - 1}", f"{number}", True, "", "")
+    line = Line(
+        number,
+        0,
+        [{"lr": lr}],
+        [Pass(samples, [], 0, 0, "r", False)],
+        [1.0],
+        1.0,
+        False,
+        [],
+        [tensor],
+        {},
+        [],
+        False,
+        [],
+        [],
+    )
+    return Step(line, own, np.abs(own), exchanged, exchanged, -lr * exchanged)
+
+
+def script(steps: int = 4, wrong: int = 0, times: float = 1.0, lr: float = 0.1) -> tuple[list[Rank], Rank]:
+    """Two ranks and one process. In step `wrong`, the exchanged gradient is so many times what it should be, or the learning rate another."""
+    generator = np.random.default_rng(0)
+    many: list[Rank] = [[], []]
+    one: Rank = []
+    for number in range(1, steps + 1):
+        own = [generator.normal(size=WEIGHTS) for _ in range(2)]
+        mean = (own[0] + own[1]) / 2
+        names = [[f"{number}{rank}{place}" for place in "ab"] for rank in "01"]
+        got = mean * (times if number == wrong else 1.0)
+        for rank in range(2):
+            many[rank].append(step(number, rank, own[rank], got, names[rank], lr if number == wrong else 0.1))
+        one.append(step(number, 0, mean, mean, [*names[0], *names[1]]))
+    return many, one
+
+
+def test_what_is_the_same_passes_and_the_first_difference_is_named() -> None:
+    many, one = script()
+    assert Judge(many, one, one).verdict().verdict == SAME
+    for number in (1, 3):
+        many, one = script(wrong=number, times=2.0)
+        found = Judge(many, one, one).verdict()
+        assert found.sentence.startswith(
+            f"NOT the same: from step {number} on, gradients of 2 ranks are 2.00 times those of one process"
+        )
+        many, one = script(wrong=number, times=1.00001)
+        assert (Judge(many, one, one).verdict().reason, Judge(many, None, None, "why").verdict().reason) == (
+            "scaled",
+            "scaled",
+        )
+        many, one = script(wrong=number, lr=0.2)
+        assert Judge(many, one, one).verdict().reason == "lr scaled"
+    many, one = script(wrong=2, times=float("nan"))
+    assert Judge(many, one, one).verdict().verdict == DIFFERENT
+
+
+def test_without_one_process_nothing_is_proven() -> None:
+    many, _ = script()
+    found = Judge(many, None, None, "1 process: it ended with exit code 1").verdict()
+    assert (found.verdict, found.sentence) == (OPEN, "not proven: 1 process: it ended with exit code 1")
+
+
+# --- real scripts ------------------------------------------------------------------------------------------------------------
+
+
+def torchrun(*arguments: str) -> list[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return [*launcher, *arguments]
+
+
+@pytest.mark.slow
+def test_the_command_from_start_to_end(cli: Cli) -> None:
+    """A right script, and a wrong one; nothing of theirs is overwritten, and nothing is left."""
+    text = (foreign_table.SCRIPTS / "ddp.py").read_text()
+    save = "    torch.save(net.state_dict(), 'kept.pt')\n    for number, (a, b, index)"
+    (cli.folder / "train.py").write_text(text.replace("    for number, (a, b, index)", save))
+    (cli.folder / "kept.pt").write_text("the user's own")
+    right = cli("verify", "--steps", "5", "--", *torchrun("train.py"))
+    assert right.returncode == 0, right.stderr
+    assert right.stdout.startswith(
+        "the same: in 5 of 5 steps 2 ranks compute what one process computes, 32 samples a step\n"
+    )
+    assert "which is made for 16" in right.stdout
+    wrong = cli("verify", "--json", "--", *torchrun("train.py", "plain", "sum", "3"))
+    found = json.loads(wrong.stdout)
+    assert wrong.returncode == 3
+    assert (found["verdict"], found["reason"], found["first_step"]) == ("different", "summed", 3)
+    assert found["sentence"].startswith(
+        "NOT the same: from step 3 on, gradients of 2 ranks are 2.00 times those of one process"
+    )
+    assert (cli.folder / "kept.pt").read_text() == "the user's own"
+    assert list(cli.runs.iterdir()) == []
+    assert not processes_of(cli.folder)
+
+
+@pytest.mark.slow
+def test_a_script_that_is_not_seeded_proves_nothing(cli: Cli) -> None:
+    text = (foreign_table.SCRIPTS / "ddp.py").read_text()
+    (cli.folder / "train.py").write_text(text.replace("torch.manual_seed(int(SEED) + ", "torch.seed() or ("))
+    found = cli("verify", "--", *torchrun("train.py"))
+    assert found.returncode == 3
+    assert found.stdout.startswith(
+        "not proven: as one process the script computes something else each time it runs (its starting weights): seed it"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("script", ["ddp", "by_hand"])
+def test_every_fault_in_a_script_is_found_or_known_not_to_be(tmp_path: Path, script: str) -> None:
+    _check(script, tmp_path, None)
+
+
+@pytest.mark.slow
+@pytest.mark.cold
+@pytest.mark.timeout(900)
+def test_every_fault_in_a_script_with_accelerate_is_found(tmp_path: Path, frameworks: Path) -> None:
+    _check("accelerated", tmp_path, launchers(str(frameworks)))
+
+
+def _check(script: str, folder: Path, launch: tuple[list[str], list[str]] | None) -> None:
+    """Faults are found, in the step in which they begin, for the reason that docs/verify.md has; and right scripts raise no alarm."""
+    right = [Row(kind, seed=seed) for kind in RIGHT[script] for seed in range(3)]
+    found = verdicts(script, [*MUTANTS[script], *right], folder, launch)
+    assert {row: found[row].sentence for row in right if found[row].verdict != SAME} == {}
+    for row in MUTANTS[script]:
+        assert (found[row].verdict == DIFFERENT) != bool(unseen(script, row)), (row, found[row].sentence)
+    assert table(script, {row: found[row] for row in MUTANTS[script]}) == written(script), (
+        "python tests/foreign_table.py"
+    )
+
+
+def test_the_page_counts_the_faults_of_all_three_kinds() -> None:
+    """docs/verify.md: those in Lockstep's own parts, in a user's strategy, and in foreign scripts."""
+    names = {name.partition("_from_")[0] for name, _ in TABLE}
+    strategy = {
+        name
+        for name in names
+        if "_breakage" not in {key for kind in getattr(verify_faults, name).__mro__[:-3] for key in vars(kind)}
+    }
+    page = foreign_table.PAGE.read_text()
+    foreign = {
+        (script, row.kind, row.fault)
+        for script, mutants in MUTANTS.items()
+        for row in mutants
+        if not unseen(script, row)
+    }
+    variants = sum(not unseen(script, row) for script, mutants in MUTANTS.items() for row in mutants)
+    for count, kind in (
+        (
+            f"{len(names - strategy)} | {sum(n.partition('_from_')[0] not in strategy for n, _ in TABLE)}",
+            "Lockstep's own parts",
+        ),
+        (f"{len(strategy)} | {sum(n.partition('_from_')[0] in strategy for n, _ in TABLE)}", "a user's strategy"),
+        (f"{len(foreign)} | {variants}", "a foreign script"),
+    ):
+        assert f"| {kind} | {count} |" in page
