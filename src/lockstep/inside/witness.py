@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from .hooks import in_place_of
 from .ledger import Ledger
+from .standins import in_place_of
 
 SETTINGS = "settings.json"
 
