@@ -581,7 +581,7 @@ def test_two_ranks_under_torchrun_and_every_command_that_reads_them(cli: Cli) ->
     for words in (("explain", "two", "--measure"), ("predict", "two"), ("quantize", "two")):
         answer = cli(*words)
         assert (answer.returncode, len(answer.stderr.splitlines())) == (2, 1), answer.stderr
-        assert "of your own" in answer.stderr or "user's own" in answer.stderr
+        assert any(text in answer.stderr for text in ("of your own", "user's own", "an attached command has no recipe"))
 
 
 def test_what_is_not_known_is_said(cli: Cli) -> None:
@@ -736,6 +736,7 @@ def test_a_command_that_does_not_exist(cli: Cli) -> None:
     assert (nothing.returncode, len(nothing.stderr.splitlines())) == (2, 1)
 
 
+@pytest.mark.cold
 def test_a_script_that_fails_keeps_its_steps_and_its_exit_code(cli: Cli) -> None:
     fails = """
 class Fails(nn.Module):
@@ -750,10 +751,7 @@ nn.Sequential(net, Fails())(x)
     status = run.status()
     assert status["state"] == "failed"
     assert status["cause"] == "rank 0 after step 32: RuntimeError: the disk of the user is round (exit code 1)"
-    cold = {**os.environ, "LOCKSTEP_TEST_COLD": "1"}
-    alone = subprocess.run(
-        [sys.executable, "fails.py"], cwd=cli.folder, capture_output=True, text=True, timeout=120, env=cold
-    )
+    alone = subprocess.run([sys.executable, "fails.py"], cwd=cli.folder, capture_output=True, text=True, timeout=120)
     assert alone.stderr.splitlines()[-1] == "RuntimeError: the disk of the user is round"
     assert found.stderr.startswith(alone.stderr)  # its traceback, with no frame of ours
     assert f"lockstep: the command failed: {status['cause']}" in found.stderr
@@ -888,7 +886,7 @@ elif sys.argv[2] == "in place":
     net.compile(backend="aot_eager")
     model = net
 else:
-    model = torch.compile(lambda batch: net(batch), backend="aot_eager")
+    model = torch.compile(lambda batch: net(batch) * (2.0 if batch.sum().item() > 1e6 else 1.0), backend="aot_eager")
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 for _ in range(12):
     optimizer.zero_grad()

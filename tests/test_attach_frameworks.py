@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from house import ROOT
+from lockstep.dashboard.maker import Asked, make
 from lockstep.inside.layout import BESIDE
 from lockstep.measure.attached import read_beside
 from lockstep.measure.records import PHASES, read_steps
@@ -115,7 +116,7 @@ def attributed(rows: Any, folder: Path) -> float:
         (ACCELERATE, (), 32, 1, {"loss": range(1, 33)}),
         (
             ACCELERATE,
-            ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"),
+            ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0"),
             16,
             2,
             {"loss": range(1, 17)},
@@ -197,6 +198,10 @@ def test_what_is_logged_is_in_every_view(cli: Cli, frameworks: Path) -> None:
     assert "logged-loss" in page
     assert "two, train/loss" in page or "train/loss" in page
     assert len((cli.folder / "logged.csv").read_text().splitlines()) == 1 + 3 * 20
+    charts = [
+        chart.id for part in make(Asked(runs=[str(cli.runs / "one")])).parts for chart in part.charts
+    ]  # of the dashboard
+    assert {"logged-loss", "logged-other", "step"} <= set(charts)
     board = cli("export", "one", "--format", "tensorboard", "-o", "out")
     assert board.returncode == 0, board.stderr
     assert b"logged/train/loss" in next((cli.folder / "out" / "one").iterdir()).read_bytes()

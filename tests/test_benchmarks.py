@@ -21,7 +21,9 @@ from benchmarks.planted import causes, score  # noqa: E402
 from benchmarks.processes import ContenderFailed, parse_line, run  # noqa: E402
 from benchmarks.record import Measurement, Section, compare  # noqa: E402
 from benchmarks.rounds import Span  # noqa: E402
-from benchmarks.sections import peers  # noqa: E402
+from benchmarks.sections import attach, peers  # noqa: E402
+from benchmarks.settings import Settings  # noqa: E402
+from benchmarks.suspects import causes as suspects  # noqa: E402
 
 from lockstep import strategies  # noqa: E402
 
@@ -219,6 +221,7 @@ def test_default_runs_everything_and_is_no_trial() -> None:
         "turns",
         "shares",
         "tune",
+        "attach",
         "loader",
         "slow-link",
         "listing",
@@ -420,3 +423,26 @@ def test_executions_of_planted_causes_go_on_where_they_were_stopped(
     done.clear()
     score.execute(wanted[:6], execute)
     assert done == [(cause.name, size) for cause, size in wanted[3:6]]
+
+
+def test_causes_planted_in_scripts_are_scored_by_the_name_that_comes_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whoever fails counts as not having named it; if that is Lockstep, the figures are not valid."""
+
+    def ours(cause: suspects.Cause) -> dict[str, Any]:
+        return {"cause": cause.name, "first": cause.named, "right": cause.name != "slow rank"}
+
+    def theirs(cause: suspects.Cause) -> dict[str, Any]:
+        raise ContenderFailed("exit code 1")
+
+    monkeypatch.setattr(parts, "FOLDER", tmp_path)
+    monkeypatch.setattr(attach, "WHO", (("Lockstep", ours), ("TraceML", theirs)))
+    section = attach.measure(Settings())
+    assert section.valid
+    assert section.notes[0] == "Lockstep: 24 of 25 causes are named first (goal 24: met)."
+    assert section.notes[1] == "Lockstep: nothing is named in 5 of 5 scripts in which nothing is planted."
+    assert section.notes[2] == "TraceML: 0 of 25 causes are named first."
+    monkeypatch.setattr(attach, "WHO", (("Lockstep", theirs),))
+    monkeypatch.setattr(parts, "FOLDER", tmp_path / "again")
+    assert not attach.measure(Settings()).valid

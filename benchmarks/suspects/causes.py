@@ -8,7 +8,16 @@ from pathlib import Path
 HERE = Path(__file__).parent / "scripts"
 ONE = ("{python}",)
 TORCHRUN = ("{python}", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-ACCELERATE = ("{python}", "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2")
+ACCELERATE = (
+    "{python}",
+    "-m",
+    "accelerate.commands.launch",
+    "--multi_gpu",
+    "--num_processes",
+    "2",
+    "--main_process_port",
+    "0",
+)
 
 
 @dataclass(frozen=True)

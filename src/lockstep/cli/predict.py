@@ -108,6 +108,10 @@ def _asked(words: tuple[str, ...], runs: Path | None) -> tuple[str | None, Recip
 
     run = Run.find(first, runs_root(runs))
     spec = run.spec()
+    if spec.options.attached is not None:
+        raise InputError(
+            f"{run.id}: an attached command has no recipe whose steps could be measured: attach to it with more ranks, and compare the two runs"
+        )
     if spec.options.own_loop:
         raise InputError(f"{run.id}: a loop of the user's own cannot be measured step by step: name a recipe instead")
     recipe = msgspec.structs.replace(spec.recipe, batch_per_rank=None)

@@ -9,7 +9,7 @@ an inset: it says nothing about the gap that it is in. Evaluation and checkpoint
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import perf_counter_ns
+from time import perf_counter_ns, thread_time_ns
 
 DATA, FORWARD, BACKWARD, EXCHANGE, OPTIMIZER, OTHER, EVALUATION, CHECKPOINT = range(8)
 TIMED = 5  # the first of them are those of a row
@@ -49,7 +49,7 @@ class Clock:
         self.busy = False
         """Within a region in which module calls are of no interest: nearly all of them come from within another one."""
         self.steps = self.events = self.passed = self.own = 0
-        """Steps; and what this costs: regions, calls of modules within them, and nanoseconds of writing rows."""
+        """Steps; and what this costs: regions, calls of modules within them, and processor time of writing rows, in nanoseconds."""
         self.ready = 0
         """When the newest gradient of a wrapped model was there."""
         self.exchanges = False
@@ -249,8 +249,8 @@ class Clock:
         self._row = row, total, beside
         self._phases, self.reads = [0] * KINDS, 0
         self._worked, self._strange, self._others = False, NONE, 0
+        begin = thread_time_ns()  # the processor's: on a busy machine, others run meanwhile
         self._finished(start, row, max(total, 1), beside, again)
-        now = perf_counter_ns()  # what is ours is nobody's
         if self.steps > 1:  # the first one opens the files, which is no cost of a step
-            self.own += now - self._last
-        self._last = now
+            self.own += thread_time_ns() - begin
+        self._last = perf_counter_ns()  # what is ours is nobody's

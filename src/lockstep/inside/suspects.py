@@ -150,9 +150,8 @@ class Suspects:
         self.seen["steps"] = clock.steps
         now = _scheduled() if self._before is not None and get_ident() == clock.thread else None
         if self._before is not None and now is not None:
-            self.seen["ran_seconds"], self.seen["delayed_seconds"] = (
-                (new - old) / 1e9 for new, old in zip(now, self._before, strict=True)
-            )
+            self.seen["ran_seconds"] = (now[0] - self._before[0]) / 1e9
+            self.seen["delayed_seconds"] = (now[1] - self._before[1]) / 1e9
             self.seen["since_seconds"] = (perf_counter_ns() - self._began) / 1e9
 
     def _collecting(self, phase: str, info: dict[str, Any]) -> None:
