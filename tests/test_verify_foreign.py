@@ -15,11 +15,13 @@ import foreign_table
 import verify_faults
 from foreign_table import MUTANTS, RIGHT, Row, launchers, table, unseen, verdicts, written
 from lockstep.errors import InputError
+from lockstep.inside.orders import Orders
 from lockstep.inside.sketch import coarse, digest, rows, samples, sketch
 from lockstep.process import stat_fields
 from lockstep.verify.foreign import words
 from lockstep.verify.foreign.judge import DIFFERENT, OPEN, SAME, Judge
-from lockstep.verify.foreign.records import Line, Pass, Rank, Step, Tensor
+from lockstep.verify.foreign.prove import replayed
+from lockstep.verify.foreign.records import Line, Order, Pass, Rank, Step, Tensor
 from support import Cli, processes_of, wait_for
 from test_verify import TABLE
 
@@ -142,6 +144,27 @@ def test_bits_samples_and_formats() -> None:
     assert coarse(torch.zeros(3)) == ""
 
 
+def test_one_process_hands_out_the_samples_of_the_ranks() -> None:
+    """Pass by pass over the data, as far as they are known; then its own. Another loader is left alone."""
+    wanted = {"size": 4, "length": 8, "batches": [[[0, 2, 1, 3], [4, 6, 5, 7]], [[7, 0, 1, 2]]]}
+    orders = Orders(wanted)
+    sampler, other = (torch.utils.data.BatchSampler(range(8), size, False) for size in (4, 2))
+    own = [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert list(orders.batches(sampler, iter(own)))[:2] == wanted["batches"][0]
+    assert list(orders.batches(sampler, iter(own))) == [*wanted["batches"][1], *own]
+    assert list(orders.batches(sampler, iter(own))) == own
+    assert list(orders.batches(other, iter([[0, 1]]))) == [[0, 1]]
+    assert [(each["size"], each["length"]) for each in orders.seen] == [(4, 8), (2, 8)]
+
+    many, one = script()
+    for rank, steps in enumerate(many):
+        steps[-1].line.orders = [Order(2, 4, [[[rank, rank + 2], [rank + 4, rank + 6]]]), Order(9, 4, [])]
+    one[-1].line.orders = [Order(4, 8, [own])]
+    assert replayed(many, one) == Order(4, 8, [[[0, 2, 1, 3], [4, 6, 5, 7]]])
+    many[1][-1].line.orders = []
+    assert replayed(many, one) is None
+
+
 # --- the judge, on records made by hand --------------------------------------------------------------------------------------
 
 WEIGHTS = 6
@@ -223,6 +246,8 @@ def test_the_command_from_start_to_end(cli: Cli) -> None:
     """A right script, and a wrong one; nothing of theirs is overwritten, and nothing is left."""
     text = (foreign_table.SCRIPTS / "ddp.py").read_text()
     save = "    torch.save(net.state_dict(), 'kept.pt')\n    for number, (a, b, index)"
+    # One process shuffles otherwise, as many scripts do.
+    text = text.replace("sampler=sampler)", "sampler=sampler if world > 1 else None, shuffle=world == 1)")
     (cli.folder / "train.py").write_text(text.replace("    for number, (a, b, index)", save))
     (cli.folder / "kept.pt").write_text("the user's own")
     right = cli("verify", "--steps", "5", "--", *torchrun("train.py"))
@@ -231,6 +256,7 @@ def test_the_command_from_start_to_end(cli: Cli) -> None:
         "the same: in 5 of 5 steps 2 ranks compute what one process computes, 32 samples a step\n"
     )
     assert "which is made for 16" in right.stdout
+    assert "the one process shuffles otherwise" in right.stdout
     wrong = cli("verify", "--json", "--", *torchrun("train.py", "plain", "sum", "3"))
     found = json.loads(wrong.stdout)
     assert wrong.returncode == 3

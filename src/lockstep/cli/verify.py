@@ -51,8 +51,11 @@ class WithCommand(click.Command):
         ctx.meta[FOREIGN] = args[at + 1 :] if at < len(args) else None
         return super().parse_args(ctx, args[:at])
 
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
 
-@click.command("verify", cls=WithCommand, epilog=EPILOG, options_metavar="[OPTIONS]")
+
+@click.command("verify", cls=WithCommand, epilog=EPILOG)
 @words_argument
 @runs_option
 @data_root_option
@@ -78,6 +81,8 @@ def command(
     Makes short runs of the recipe in real processes. At every step each placement starts from the same state, and must give
     the same gradient and the same weights, up to rounding, with float64 as the judge. Two runs of one placement must agree
     in every bit. What was proven is remembered in the folder of runs, for `lockstep explain`.
+
+    A command after `--` is run as it is, for a few steps: with its ranks, and as one process. What differs first is named.
     """
     argv = ctx.meta[FOREIGN]
     if argv is not None:
