@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import verify_faults
 from foreign_table import MUTANTS, RIGHT, Row, launchers, table, unseen, verdicts, written
 from lockstep.errors import InputError
 from lockstep.inside.orders import Orders
+from lockstep.inside.site.sitecustomize import PROVEN
 from lockstep.inside.sketch import coarse, digest, rows, samples, sketch
 from lockstep.process import stat_fields
 from lockstep.verify.foreign import words
@@ -24,6 +26,18 @@ from lockstep.verify.foreign.prove import replayed
 from lockstep.verify.foreign.records import Line, Order, Pass, Rank, Step, Tensor
 from support import Cli, processes_of, wait_for
 from test_verify import TABLE
+
+# --- the hooks ---------------------------------------------------------------------------------------------------------------
+
+
+def test_every_module_that_has_a_hook_is_waited_for(tmp_path: Path) -> None:
+    """In a process of its own: hooks stay."""
+    (tmp_path / "settings.json").write_text(json.dumps({"replay": None, "steps": 1, "dropout": True, "shift": 0}))
+    listed = "import sys; from lockstep.inside.witness import Hooks; print(*sorted(Hooks(sys.argv[1]).by_module))"
+    argv = [sys.executable, "-c", listed, str(tmp_path)]
+    found = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert found.stdout.split() == sorted(PROVEN), found.stderr
+
 
 # --- the words of a command --------------------------------------------------------------------------------------------------
 

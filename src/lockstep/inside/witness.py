@@ -45,8 +45,7 @@ class Hooks:
         self._ledger.recording = False
 
     def imported(self, name: str, module: Any) -> None:
-        if name in self.by_module:
-            self._guarded(self.by_module[name], module)
+        self._guarded(self.by_module[name], module)
 
     def _guarded(self, function: Callable[..., Any], *args: Any) -> Any:
         try:

@@ -54,18 +54,33 @@ WATCHED = frozenset(
     ]
 )
 """The modules that have a hook (hooks.py, frameworks.py). Some begin before torch is imported, and end after it."""
+PROVEN = frozenset(
+    [
+        "torch",
+        "torch.nn.modules.module",
+        "torch.nn.utils.clip_grad",
+        "torch.autograd",
+        "torch.amp.grad_scaler",
+        "torch.optim.optimizer",
+        "torch.utils.data.sampler",
+        "torch.utils.data.distributed",
+        "torch.utils.data.dataloader",
+        "safetensors.torch",
+    ]
+)
+"""Those that have one of witness.py."""
 
 
 class Watcher:
     """On the list of those whom Python asks for a module: it finds none itself, but is told when one has been imported."""
 
-    def __init__(self, run: str) -> None:
-        self._run = run
+    def __init__(self, run: str, names: frozenset[str]) -> None:
+        self._run, self._names = run, names
         self._hooks: Any = None
         self._early: list[tuple[str, Any]] = []
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name not in WATCHED:
+        if name not in self._names:
             return None
         if name == "torch":
             self._load()
@@ -120,7 +135,7 @@ def _purpose() -> str:
 def _watch() -> None:
     run = os.environ.get(_purpose())
     if run and "torch" not in sys.modules:
-        sys.meta_path.insert(0, Watcher(run))
+        sys.meta_path.insert(0, Watcher(run, PROVEN if _purpose() == PROOF else WATCHED))
 
 
 def _run_the_users_own() -> None:
