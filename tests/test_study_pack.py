@@ -32,7 +32,7 @@ from lockstep.report.subject import of_study
 from lockstep.run import Run, append_line
 from lockstep.study import pack as packing
 from lockstep.study import packed as checking
-from lockstep.study import timing
+from lockstep.study import plan, timing
 from lockstep.study.compare import study_document
 from lockstep.study.folder import StudyFolder
 from lockstep.study.pack import LARGEST_LOG, MANIFEST, Packed, pack
@@ -184,8 +184,10 @@ def test_the_same_content_gives_the_same_bytes(study: StudyFolder, tmp_path: Pat
 
 @pytest.mark.parametrize("file", sorted(STUDIES.glob("*.study.zip")), ids=lambda file: str(file.name))
 def test_a_race_of_an_earlier_version_still_counts(file: Path, tmp_path: Path) -> None:
-    """A field that was added since must not make another race of it (study/plan.py: NEWER)."""
+    """A field that was added since must not make another race or another training of it (study/plan.py: NEWER)."""
     study = StudyFolder(Path(unpack(file, tmp_path).folder))
+    cells = [cell for cell in study.read().cells if cell.plan]
+    assert [plan._digest(plan._mathematics(cell)) for cell in cells] == [cell.mathematics for cell in cells]
     if (study.path / timing.STATE).exists():
         assert timing.read(study, study.read()) is not None
 

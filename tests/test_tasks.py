@@ -356,6 +356,7 @@ def test_views_read_what_the_task_has() -> None:
     assert METRICS["mae"].effect(0.9, 0.8, 0.95) == "0.90× (0.80–0.95)"
     study = check(Study(name="x", base={"loss": "mse"}, cells={"a": {}, "b": {"optimizer.lr": 0.1}}))
     assert study.metrics == ["seconds", "images_per_second", "mae", "memory"]
+    assert task.own_functions(Recipe(loss="a.py:loss", metrics="top5,b.py:f1")) == ["a.py:loss", "b.py:f1"]
     assert task.measures(Recipe(metrics="top5, own.py:f1")) == [task.Measure("top5"), task.Measure("f1", "own.py:f1")]
     task.check(
         Recipe(

@@ -48,6 +48,11 @@ def is_own(recipe: Recipe) -> bool:
     return is_spec(recipe.loss)
 
 
+def own_functions(recipe: Recipe) -> list[str]:
+    """The user's own loss and metrics: files that may change under the same name."""
+    return [name for name in (recipe.loss, *(measure.own for measure in measures(recipe))) if is_spec(name)]
+
+
 def measures(recipe: Recipe) -> list[Measure]:
     """What the recipe's model is judged by, the most important one first; none for a loss of the user's own, unless stated."""
     if recipe.metrics == "auto":

@@ -18,6 +18,7 @@ from lockstep.predict.exchange import Software
 from lockstep.predict.messages import Gradient, Norm
 from lockstep.recipe import Recipe
 from lockstep.run import read_json, write_atomic
+from lockstep.task import own_functions
 
 FORMAT = 3
 # The keys that a step's time depends on. Seeds, learning rates and numbers of epochs do not change it.
@@ -104,7 +105,8 @@ def key(recipe: Recipe, placement: Placement) -> str:
     chosen = [msgspec.to_builtins(recipe)[name] for name in _RECIPE]
     chosen += [msgspec.to_builtins(placement)[name] for name in _PLACEMENT]
     chosen += [recipe.optimizer.name, recipe.optimizer.clip_norm is None]
-    chosen += [source_digest(recipe.model), source_digest(recipe.data)]
+    chosen += [source_digest(recipe.model), source_digest(recipe.data), *map(source_digest, own_functions(recipe))]
+    chosen += [recipe.loss] if recipe.loss != Recipe().loss else []
     return hashlib.sha256(msgspec.json.encode(chosen)).hexdigest()[:16]
 
 

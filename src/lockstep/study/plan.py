@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import Callable, Container
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -26,6 +27,7 @@ from lockstep.reading import exists
 from lockstep.recipe import Recipe, global_terms
 from lockstep.run import DAMAGED, Options, Part, Run, Spec, runs_root
 from lockstep.study.definition import Study
+from lockstep.task import own_functions
 
 DIGEST = 12
 LOOKS = (1, 2, 4)
@@ -163,9 +165,11 @@ def _mathematics(cell: Cell) -> str:
     recipe = msgspec.structs.replace(global_terms(cell.recipe), seed=0, lr_rule="keep", lr_batch=None)
     placement = cell.placement
     matters = changes_mathematics(placement, recipe) or unknown_mathematics(placement) or cell.job
-    own = [source_digest(name) or "" for name in (recipe.model, recipe.data, placement.strategy)]
+    own = [
+        source_digest(name) or "" for name in (recipe.model, recipe.data, placement.strategy, *own_functions(recipe))
+    ]
     content = [
-        recipe,
+        _as_before(msgspec.to_builtins(recipe)),
         cell.plan.lr,
         cell.plan.train_samples,
         cell.plan.test_samples,
@@ -186,17 +190,27 @@ def _item(study: Study, cell: Cell, repeat: int) -> Item:
     return Item(cell=cell.name, repeat=repeat, seed=seed, digest=digest)
 
 
-# Fields that came after the packs of version 0.1: what raced without them is the same race, so they count only where they are set.
+# Fields that came after the packs of version 0.1: what raced or trained without them is the same, so they count only where they are set.
 NEWER = (("placement", "shares"), ("plan", "shares"))
+NEWER_IN_RECIPE = ("loss", "metrics")
+
+
+def _as_before(recipe: dict[str, Any]) -> dict[str, Any]:
+    """A recipe without the newer fields that say what was always so."""
+    return {
+        key: value for key, value in recipe.items() if key not in NEWER_IN_RECIPE or value != getattr(Recipe(), key)
+    }
 
 
 def timed_content(planned: Planned) -> tuple[str, str]:
     """Hashes of all that races, its cells and the user's own files: when one of them changes, all race again."""
     cells = [msgspec.structs.replace(cell, mathematics="", unproven=None) for cell in planned.cells if cell.takes_turns]
-    own = [source_digest(n) or "" for c in cells for n in (c.recipe.model, c.recipe.data, c.placement.strategy)]
+    names = [(c.recipe.model, c.recipe.data, c.placement.strategy, *own_functions(c.recipe)) for c in cells]
+    own = [source_digest(name) or "" for of_cell in names for name in of_cell]
     content = msgspec.to_builtins(cells)
     for cell in content:
         del cell["within"]  # packs of version 0.1 do not have it
+        cell["recipe"] = _as_before(cell["recipe"])
         for part, key in NEWER:
             if cell[part] and not cell[part][key]:
                 del cell[part][key]

@@ -20,6 +20,7 @@ import msgspec
 from lockstep.measure.environment import version_of
 from lockstep.plugins import source_digest
 from lockstep.run import Spec, read_json, write_atomic, writing
+from lockstep.task import own_functions
 
 FOLDER = ".verified"
 # How long, on how much of the data, with which luck, and how the batch and the learning rate were stated: not what is computed.
@@ -91,7 +92,10 @@ def _key(spec: Spec) -> dict[str, Any]:
     computed["optimizer"] = {**computed["optimizer"], "lr": spec.plan.lr}
     kind = {key: placement[key] for key in KIND} | {"accumulates": spec.plan.accumulation > 1}
     # A proof does not outlive a change of a user's own file.
-    sources = {name: source_digest(name) for name in (spec.recipe.model, spec.recipe.data, spec.placement.strategy)}
+    sources = {
+        name: source_digest(name)
+        for name in (spec.recipe.model, spec.recipe.data, spec.placement.strategy, *own_functions(spec.recipe))
+    }
     return {"recipe": computed, "placement": kind, "sources": {name: own for name, own in sources.items() if own}}
 
 
