@@ -42,6 +42,8 @@ hypothesis.settings.load_profile("no clock")
 # others can fill up what is left.
 LONGEST = (
     "test_verify.py",
+    "test_model_features.py",
+    "test_hsdp.py",
     "test_slurm.py",
     "test_faults.py",
     "test_strategies.py",
