@@ -164,7 +164,7 @@ def test_one_process_hands_out_the_samples_of_the_ranks() -> None:
     orders = Orders(wanted)
     sampler, other = (torch.utils.data.BatchSampler(range(8), size, False) for size in (4, 2))
     own = [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert list(orders.batches(sampler, iter(own)))[:2] == wanted["batches"][0]
+    assert list(orders.batches(sampler, iter(own))) == wanted["batches"][0]
     assert list(orders.batches(sampler, iter(own))) == [*wanted["batches"][1], *own]
     assert list(orders.batches(sampler, iter(own))) == own
     assert list(orders.batches(other, iter([[0, 1]]))) == [[0, 1]]

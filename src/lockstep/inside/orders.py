@@ -23,6 +23,8 @@ class Orders:
         wanted = self._replay
         if wanted and (found["size"], found["length"]) == (wanted["size"], wanted["length"]):
             yield from [batch for each in wanted["batches"][number : number + 1] for batch in each]
+            if number < len(wanted["batches"]) - 1:  # the ranks went on to another pass over the data
+                return
         for batch in own:
             if all(isinstance(index, int) for index in batch):
                 passes[number].append(list(batch))
