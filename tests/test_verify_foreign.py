@@ -32,7 +32,7 @@ from test_verify import TABLE
 
 def test_every_module_that_has_a_hook_is_waited_for(tmp_path: Path) -> None:
     """In a process of its own: hooks stay."""
-    (tmp_path / "settings.json").write_text(json.dumps({"replay": None, "steps": 1, "dropout": True, "shift": 0}))
+    (tmp_path / "settings.json").write_text(json.dumps({"replay": None}))
     listed = "import sys; from lockstep.inside.witness import Hooks; print(*sorted(Hooks(sys.argv[1]).by_module))"
     argv = [sys.executable, "-c", listed, str(tmp_path)]
     found = subprocess.run(argv, capture_output=True, text=True, timeout=60)
