@@ -20,7 +20,7 @@ import msgspec
 
 from lockstep.errors import InputError
 from lockstep.metrics import METRICS
-from lockstep.placement import Placement, changes_mathematics, one_command_per_host, unknown_mathematics
+from lockstep.placement import Fsdp, Placement, changes_mathematics, one_command_per_host, unknown_mathematics
 from lockstep.plan import Plan
 from lockstep.plugins import source_digest
 from lockstep.reading import exists
@@ -173,7 +173,7 @@ def _mathematics(cell: Cell) -> str:
         cell.plan.lr,
         cell.plan.train_samples,
         cell.plan.test_samples,
-        placement if matters else None,
+        _placed_as_before(msgspec.to_builtins(placement)) if matters else None,
         own,
     ]
     alone = cell.name if cell.job else ""
@@ -202,6 +202,15 @@ def _as_before(recipe: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _placed_as_before(placement: dict[str, Any]) -> dict[str, Any]:
+    """A placement as it was written before FSDP had groups and DDP's auto: what ran then had all its parameters used."""
+    ddp = placement["ddp"]
+    found = {**placement, "ddp": {**ddp, "find_unused_parameters": ddp["find_unused_parameters"] is True}}
+    if found["fsdp"] == msgspec.to_builtins(Fsdp()):
+        del found["fsdp"]
+    return found
+
+
 def timed_content(planned: Planned) -> tuple[str, str]:
     """Hashes of all that races, its cells and the user's own files: when one of them changes, all race again."""
     cells = [msgspec.structs.replace(cell, mathematics="", unproven=None) for cell in planned.cells if cell.takes_turns]
@@ -214,6 +223,7 @@ def timed_content(planned: Planned) -> tuple[str, str]:
         for part, key in NEWER:
             if cell[part] and not cell[part][key]:
                 del cell[part][key]
+        cell["placement"] = _placed_as_before(cell["placement"])
     return _digest(json.dumps(content, sort_keys=True)), _digest(" ".join(own))
 
 
