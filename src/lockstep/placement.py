@@ -151,7 +151,8 @@ def unused_settings(placement: Placement) -> list[str]:
     """Settings that have no effect in this (resolved) placement; each one deserves a warning, never silence."""
     strategy = placement.strategy
     found = []
-    if strategy != "ddp" and placement.ddp != Ddp():
+    # False is what runs of earlier versions have there, unasked.
+    if strategy != "ddp" and placement.ddp not in (Ddp(), Ddp(find_unused_parameters=False)):
         found.append(f"ddp.* has no effect with strategy={strategy}")
     if strategy != "fsdp" and placement.fsdp != Fsdp():
         found.append(f"fsdp.* has no effect with strategy={strategy}")

@@ -82,7 +82,7 @@ def check(recipe: Recipe) -> None:
         raise InputError(f"regularize.label_smoothing is for classes, not for loss={recipe.loss}: leave it out")
     if regularize.mixup and recipe.loss != "cross-entropy":
         raise InputError(f"regularize.mixup blends images and their classes, not loss={recipe.loss}: leave it out")
-    if stopping.patience and stopping.on == "test_accuracy" and "accuracy" not in [each.name for each in found]:
+    if stopping.on == "test_accuracy" and "accuracy" not in [each.name for each in found]:
         raise InputError(
             f"early_stopping.on=test_accuracy: loss={recipe.loss} has no accuracy: choose early_stopping.on=test_loss"
         )

@@ -53,6 +53,10 @@ def run(
     texts, base = _words(words, settings, place)
     ours, script, script_args = split_script(texts)
     earlier = _run(resume, place) if resume else None
+    if earlier and base:
+        raise InputError(
+            "resume: the earlier run says what is computed: state what changes as words or keywords, not as Recipe or Placement"
+        )
     recipe, placement = resumed(earlier, ours) if earlier else read_words(ours, base)
     options = Options(
         data_root=_absolute(data_root),

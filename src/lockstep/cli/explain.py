@@ -25,6 +25,7 @@ QUESTIONS = (
     "overfitting",
     "precision",
     "recommendation",
+    "script",
 )
 
 EPILOG = """\b

@@ -11,7 +11,6 @@ import msgspec
 from click.core import ParameterSource
 
 from lockstep.cli.output import print_json
-from lockstep.launch.remarks import decisions, remarks
 
 # What makes a command that is printed another one than the command that prints it.
 _NOT_REPEATED = ("host_index", "dry_run", "as_json")
@@ -62,6 +61,8 @@ def show_plan(words: tuple[str, ...], folder: Path, spec: Any, as_json: bool) ->
     click.echo(as_toml(spec.recipe, spec.placement))
     click.echo(f"# {spec.plan.line()}")
     click.echo(f"# {payload['line']}")
+    from lockstep.launch.remarks import decisions, remarks
+
     for line in [*decisions(spec, everything=True), *remarks(spec)]:
         click.echo(f"# {line}")
     click.echo(f"# run folder: {folder}")

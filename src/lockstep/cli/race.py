@@ -85,6 +85,8 @@ def command(
         note(f"page: {folder.path / 'report.html'}")
     if not record.ratios:
         raise RunFailed(f"race: {report.lost(record)}; what was measured is in {folder.path}")
+    if fail_if_slower and record.failures:
+        raise RunFailed(f"race: {report.lost(record)}")
     slower = [ratio for ratio in record.ratios if ratio.verdict == "slower"] if fail_if_slower else []
     if slower:
         found = "; ".join(f"'{ratio.contender}', {report.speed(ratio)} as fast" for ratio in slower)

@@ -35,7 +35,8 @@ class ArrayBatches(Batches):
 
     def take(self, low: int, high: int) -> tuple[Inputs, Tensor]:
         if self._order is None:
-            return self._ready([one[low:high] for one in self._inputs]), self._labels[low:high]
+            # Copies: the files are mapped for reading, and a model may change its inputs in place.
+            return self._ready([one[low:high].clone() for one in self._inputs]), self._labels[low:high].clone()
         return self._chosen(self._order[low:high])
 
     def _augmented(self, drawn: Drawn, part: slice) -> tuple[Inputs, Tensor]:

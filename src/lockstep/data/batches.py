@@ -135,7 +135,7 @@ class Batches:
     def take(self, low: int, high: int) -> tuple[Inputs, torch.Tensor]:
         """The samples at positions low to high of the current order: float images and their labels."""
         if self._order is None:
-            raw, labels = self._images[low:high], self._labels[low:high]
+            raw, labels = self._images[low:high], self._labels[low:high].clone()  # a loss may change them in place
         else:
             chosen = self._order[low:high]
             raw, labels = self._images.index_select(0, chosen), self._labels.index_select(0, chosen)

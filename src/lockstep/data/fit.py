@@ -26,6 +26,9 @@ def check(recipe: Recipe, data: DataSet) -> None:
             f"loss=next-token needs sequences of tokens, whole numbers (N, T), and the tokens that follow them; {name} has inputs "
             f"{data.train_images.dtype} of shape {('N', *data.shape)}".replace("'", "")
         )
+    tokens = data.train_images.dtype.kind in "iu" and not data.is_images and data.train_images.shape == targets.shape
+    if recipe.loss == "cross-entropy" and tokens and targets.ndim == 2:
+        raise InputError(f"{name} has tokens, and a token that follows each: choose loss=next-token")
     if recipe.loss == "bce":
         for labels in (data.train_labels, data.test_labels):
             if labels.min() < 0 or labels.max() > 1:
@@ -37,8 +40,15 @@ def check(recipe: Recipe, data: DataSet) -> None:
 
 
 def _check_inputs(recipe: Recipe, data: DataSet) -> None:
-    """What Lockstep does to images it does to nothing else."""
+    """What Lockstep does to images it does to nothing else, not to labels that are pictures either."""
     if data.is_images:
+        dense = data.train_labels.ndim > 1
+        if dense and (recipe.augment != Augment() or recipe.regularize.mixup):
+            setting = "regularize.mixup" if recipe.regularize.mixup else "augment"
+            raise InputError(
+                f"{setting} changes images, and would leave the labels of data={recipe.data}, of shape "
+                f"{('N', *data.train_labels.shape[1:])}, as they are: leave it out".replace("'", "")
+            )
         return
     inputs = f"data={recipe.data} has inputs {data.train_images.dtype} of shape {('N', *data.shape)}".replace("'", "")
     if recipe.augment != Augment():

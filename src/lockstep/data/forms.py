@@ -7,6 +7,7 @@ torch is not imported here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,7 +84,13 @@ def _read(value: Any, label: str, logger: Logger) -> Split:
         collate = value.collate_fn
         if not str(getattr(collate, "__module__", "")).startswith("torch.utils.data"):
             # Of all samples at once, so that what it pads has one length.
-            return _split(_called(lambda: collate(list(_items(value.dataset, label))), f"{label}: collate_fn"), label)
+            return _split(
+                _called(
+                    lambda: collate(list(islice(_items(value.dataset, label), _length(value.dataset, label)))),
+                    f"{label}: collate_fn",
+                ),
+                label,
+            )
         return _stacked(value.dataset, label)
     if isinstance(value, tuple | list | Mapping) or _is_array(value):
         return _split(value, label)
@@ -124,14 +131,15 @@ def _stacked(dataset: Any, label: str) -> Split:
     keys: list[str] = []
     count, number = _length(dataset, label), -1
     for number, item in enumerate(_items(dataset, label)):
+        if number == count:
+            raise InputError(f"{label} has the length {count:,} and gave more samples")
         one = _split(item, f"{label}: sample {number}", sample=True)
         values = [_plain(value, f"{label}: sample {number}") for value in (*one.inputs, one.targets)]
         if number == 0:
             keys, arrays = one.keys, [np.empty((count, *value.shape), value.dtype) for value in values]
         _check_alike(values, one.keys, arrays, keys, f"{label}: sample {number}")
-        if number < count:
-            for whole, value in zip(arrays, values, strict=True):
-                whole[number] = value
+        for whole, value in zip(arrays, values, strict=True):
+            whole[number] = value
     if number + 1 != count:
         raise InputError(f"{label} has the length {count:,} and gave {number + 1:,} samples")
     if not arrays:

@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from lockstep.data import DataSet
 from lockstep.data.batches import Batches, sample_order
@@ -18,6 +17,7 @@ from lockstep.errors import InputError
 from lockstep.quantize import training
 from lockstep.run import Run, Spec
 from lockstep.training.assemble import build_fitting, open_set, test_batches, train_batches
+from lockstep.training.loss import Loss
 
 CPU = torch.device("cpu")
 # Calibration images are passed in batches of N.
@@ -114,11 +114,12 @@ def ask(model: Callable[[Tensor], Tensor], subject: Subject) -> Answers:
     """Every test image of the run, in batches of its eval_batch."""
     samples, batch = subject.spec.plan.test_samples, subject.spec.placement.eval_batch
     classes, correct, loss = [], 0, 0.0
+    loss_of = Loss(subject.spec.recipe, subject.data.class_weights)
     for low in range(0, samples, batch):
         images, labels = subject.test.take(low, min(low + batch, samples))
         scores = model(leaves(images)[0])
         found = scores.argmax(1)
         classes.append(found)
         correct += int((found == labels).sum())
-        loss += float(functional.cross_entropy(scores, labels, reduction="sum"))
-    return Answers(torch.cat(classes), loss / samples, correct / samples, samples)
+        loss += float(loss_of.plain(scores, labels))
+    return Answers(torch.cat(classes), loss / (subject.test.units(0, samples) or 1.0), correct / samples, samples)

@@ -38,7 +38,7 @@ def fine_tune(subject: Subject, epochs: int, scheme: Scheme = training.SCHEME) -
             for low in range(0, count, recipe.global_batch):
                 batch = subject.train.train_batch(low, min(low + recipe.global_batch, count))
                 layers.bind(batch.keys, len(batch.labels))
-                loss = loss_of(model(batch.images), batch) / subject.train.units(low, len(batch.labels))
+                loss = loss_of(model(batch.images), batch) / (subject.train.units(low, len(batch.labels)) or 1.0)
                 loss.backward()  # type: ignore[no-untyped-call]
                 penalize(optimizer.parameters, recipe.regularize)
                 optimizer.step()

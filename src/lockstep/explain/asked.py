@@ -79,6 +79,8 @@ def _of_study(study: StudyFolder, tell: Tell) -> Asked:
         else:
             own = next(each.run for each in group.done if each.own)
             tell(f"cell '{group.name}' is left out: its run {own.id} is damaged: {own.rank_damage()[0]}")
+    if not first:
+        raise Damaged(f"study '{study.name}': the runs of all its cells are damaged")
     return Asked(first, runs, cells, study)
 
 

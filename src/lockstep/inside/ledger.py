@@ -3,13 +3,12 @@
 ranks/0001/steps.jsonl    a line for each step, written when the step is done
 ranks/0001/3.f64          the sketches of step 3: own gradient, its absolute values, exchanged gradient, final gradient, update
 ranks/0001/done           all steps that were asked for are there
-ranks/0001/problem        why not
+problems/PID              why not
 """
 
 from __future__ import annotations
 
 import sys
-import time
 from typing import Any
 
 from .orders import Orders
@@ -284,8 +283,8 @@ class Ledger:
         if self._steps >= self._settings["steps"]:
             self.recording = False
             self._files.write_done()
-            while self._settings["park"]:  # until all ranks are here: they are ended together
-                time.sleep(60)
+            if self._settings["park"]:  # until all ranks are here: they are ended together
+                self._files.wait_until_over()
 
     def _buffers(self) -> dict[str, str]:
         named = [pair for module, trains in self._modules.values() if trains for pair in module.named_buffers()]

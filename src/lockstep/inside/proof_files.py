@@ -5,6 +5,7 @@ ranks/0001/3.f64          the sketches of step 3: own gradient, its absolute val
 ranks/0001/steps.jsonl    a line for each step, written after its sketches
 ranks/0001/done           all steps that were asked for are there
 problems/4711             why the process of this id is not watched any more
+over                      written from outside: all is there
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from typing import Any
 
 from . import launchers
+
+OVER = "over"
 
 
 class ProofFiles:
@@ -30,6 +34,12 @@ class ProofFiles:
 
     def write_done(self) -> None:
         self._write("done", b"", "wb")
+
+    def wait_until_over(self) -> None:
+        """Until whoever started us has what it wants. It then ends all that it can reach; ranks of srun end by themselves."""
+        while not os.path.exists(os.path.join(self._folder, OVER)):
+            time.sleep(0.5)
+        os._exit(0)
 
     def write_problem(self, error: BaseException) -> None:
         folder = os.path.join(self._folder, "problems")

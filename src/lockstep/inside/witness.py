@@ -77,11 +77,12 @@ class Hooks:
         """A checkpoint that is there is not overwritten by one of a few steps."""
 
         @in_place_of(function)
-        def save(content: Any, file: Any, *args: Any, **keywords: Any) -> Any:
+        def save(*args: Any, **keywords: Any) -> Any:
+            file = args[1] if len(args) > 1 else keywords.get("f", keywords.get("filename"))
             if isinstance(file, (str, os.PathLike)) and os.path.exists(file):
                 sys.stderr.write(f"lockstep verify: {os.fspath(file)} is there already, and is not overwritten\n")
                 return None
-            return function(content, file, *args, **keywords)
+            return function(*args, **keywords)
 
         return save
 

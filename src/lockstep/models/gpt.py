@@ -47,7 +47,7 @@ class Gpt(nn.Module):
         length = tokens.shape[1]
         if length > self.context:
             raise ValueError(f"sequences of {length} tokens, but model_args.context={self.context}")
-        values = self.tokens(tokens) + self.positions.weight[:length]
+        values = self.tokens(tokens) + self.positions(torch.arange(length, device=tokens.device))
         scores: torch.Tensor = self.head(self.norm(self.layers(values)))
         return scores
 

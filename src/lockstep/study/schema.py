@@ -30,11 +30,10 @@ def recipe_file() -> Schema:
 def study_file() -> Schema:
     definitions = _definitions()
     keys = {**_properties(definitions, "Recipe"), **_properties(definitions, "Placement")}
-    own = {key: value for key, value in _properties(definitions, "Study").items() if key not in ("name", "base")}
+    own = {key: value for key, value in _properties(definitions, "Study").items() if key != "base"}
     own["metrics"] = {"type": "array", "items": {"enum": sorted(METRICS)}}
-    tables = {
-        "recipe": _table(definitions, "Recipe"),
-        "placement": _table(definitions, "Placement"),
+    tables = {"recipe": _table(definitions, "Recipe"), "placement": _table(definitions, "Placement")}
+    parts = {
         "factors": {
             "description": "Every combination is a cell: KEY = [values], or [factors.NAME.LEVEL] with keys.",
             "type": "object",
@@ -44,16 +43,16 @@ def study_file() -> Schema:
         "cells": {
             "description": "Single cells: [cells.NAME] with keys.",
             "type": "object",
-            "additionalProperties": {"type": "object", "properties": keys, "additionalProperties": False},
+            "additionalProperties": {"type": "object", "properties": {**keys, **tables}, "additionalProperties": False},
         },
         "quick": {
             "description": "What --quick changes.",
             "type": "object",
-            "properties": {**own, **keys},
+            "properties": {**keys, **own, **tables},
             "additionalProperties": False,
         },
     }
-    return _file("what is varied over a recipe and a placement", {**own, **tables}, definitions)
+    return _file("what is varied over a recipe and a placement", {**own, **tables, **parts}, definitions)
 
 
 def _file(about: str, properties: Schema, definitions: Schema) -> Schema:

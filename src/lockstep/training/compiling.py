@@ -18,6 +18,7 @@ from lockstep.models.calling import call
 from lockstep.placement import Placement
 from lockstep.plan import Plan, micro_shares
 from lockstep.torch_private import compile_in_place, compiled_graphs
+from lockstep.training.loss import tensors_in
 from lockstep.training.precision import Precision
 
 
@@ -78,10 +79,5 @@ def _forward(model: nn.Module, size: int, precision: Precision, batches: Batches
 
 
 def _total(output: Any) -> torch.Tensor:
-    """Everything that a model answers, added up."""
-    if isinstance(output, torch.Tensor):
-        return output.sum()
-    parts = output.values() if isinstance(output, dict) else output
-    return torch.stack(
-        [_total(part) for part in parts if not isinstance(part, torch.Tensor) or part.requires_grad]
-    ).sum()
+    """Everything that a model answers and learns by, added up."""
+    return torch.stack([one.sum() for one in tensors_in(output) if one.requires_grad]).sum()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
@@ -86,15 +87,18 @@ def targets_for(output: Any, targets: Tensor) -> Tensor:
     """As a user's function takes them: classes as int64, numbers with a point in the format of the model's answers."""
     if not targets.is_floating_point():
         return targets if targets.is_complex() else targets.long()
-    return targets.to(next((one.dtype for one in _tensors(output) if one.is_floating_point()), targets.dtype))
+    return targets.to(next((one.dtype for one in tensors_in(output) if one.is_floating_point()), targets.dtype))
 
 
-def _tensors(output: Any) -> Iterator[Tensor]:
+def tensors_in(output: Any) -> Iterator[Tensor]:
+    """Whatever a model answers: a tensor, a tuple, a mapping, a data class, and these within each other."""
+    if is_dataclass(output) and not isinstance(output, Mapping):
+        output = vars(output)
     if isinstance(output, Tensor):
         yield output
     elif isinstance(output, Mapping | tuple | list):
         for part in output.values() if isinstance(output, Mapping) else output:
-            yield from _tensors(part)
+            yield from tensors_in(part)
 
 
 @torch.no_grad()

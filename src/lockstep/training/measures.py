@@ -64,7 +64,7 @@ def _among_the_best(scores: Tensor, labels: Tensor) -> Sum:
 
 def _counted(labels: Tensor) -> int | Tensor:
     """A class that is not to be counted is never predicted, so it is no hit."""
-    return (labels != IGNORED).sum()
+    return (labels.long() != IGNORED).sum()  # of bytes, -100 would be 156
 
 
 def _signs(scores: Tensor, targets: Tensor) -> Sum:

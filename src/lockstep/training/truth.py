@@ -17,6 +17,7 @@ from lockstep.models import layers
 from lockstep.models.calling import call
 from lockstep.models.output import scores_of
 from lockstep.recipe import Recipe
+from lockstep.task import IGNORED
 from lockstep.training import measures
 from lockstep.training.loss import Loss
 from lockstep.training.precision import Precision
@@ -119,7 +120,8 @@ def true_evaluation(
             sums[name] = [before + float(now) for before, now in zip(sums[name], of(truth, labels), strict=True)]
         for name, found in margins.items():
             error = max(error, float((scores_of(ours).double() - scores_of(truth)).abs().max()))
-            found.append(_margins(scores_of(truth), recipe.loss, measures.COUNTED[name]))
+            margin = _margins(scores_of(truth), recipe.loss, measures.COUNTED[name])
+            found.append(margin if recipe.loss == "bce" else margin[labels.long().flatten() != IGNORED])
     model.train()
     mean = loss / (test.units(0, samples) or 1.0)
     exact = measures.derived(recipe, mean, {name: total / (count or 1.0) for name, (total, count) in sums.items()})

@@ -47,7 +47,16 @@ def _read(text: str, common: str, runs: Path | None) -> Entry:
             raise InputError("it is empty")
         if len(words) == 1 and "=" not in words[0] and not words[0].endswith(".toml") and not path_of(words[0]):
             spec = Run.find(words[0], runs_root(runs)).spec()
+            if spec.options.attached:
+                raise InputError(
+                    f"its training was attached to, so race its command: '$ {shlex.join(spec.options.attached)}'"
+                )
+            if common:
+                raise InputError(
+                    f"a run states all its settings itself, so '{common}' cannot hold for it: name its settings instead"
+                )
             recipe, placement = spec.recipe, spec.placement
+            script, script_args = spec.options.script, spec.options.script_args
         else:
             recipe, placement = read_words((*shlex.split(common), *words))
         if placement.launcher == "slurm" and not os.environ.get("SLURM_JOB_ID"):

@@ -114,7 +114,9 @@ class Watcher:
 
 
 def _complain(error: Exception) -> None:
-    sys.stderr.write(f"lockstep attach: this process is not recorded: {type(error).__name__}: {error}\n")
+    sys.stderr.write(
+        f"lockstep {'verify' if _purpose() == PROOF else 'attach'}: this process is not recorded: {type(error).__name__}: {error}\n"
+    )
 
 
 def _load() -> Any:

@@ -16,6 +16,7 @@ import msgspec
 
 from lockstep.errors import RunFailed
 from lockstep.inside import site
+from lockstep.inside.proof_files import OVER
 from lockstep.inside.site.sitecustomize import PROOF
 from lockstep.inside.witness import SETTINGS
 from lockstep.launch.ending import signals_as_interrupt
@@ -77,6 +78,7 @@ def _run(argv: Sequence[str], folder: Path) -> int:
         try:
             return process.returncode if _finished_by_itself(process, folder) else 0
         finally:
+            (folder / OVER).touch()
             if process.poll() is None:
                 process.terminate()  # the guard ends all that the command has started
             process.wait()

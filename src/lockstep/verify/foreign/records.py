@@ -33,7 +33,7 @@ class Pass(msgspec.Struct):
 
 class Clip(msgspec.Struct):
     kind: str
-    limit: float
+    limit: float | None
     norm: float | None
 
 

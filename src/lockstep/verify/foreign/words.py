@@ -74,7 +74,12 @@ def _launcher(argv: Sequence[str]) -> tuple[str, int] | None:
 
 def _script(argv: Sequence[str]) -> int:
     """Where the user's own script begins: what follows is not the launcher's."""
-    return next((at for at, word in enumerate(argv) if at and word.endswith(".py")), len(argv))
+    starts = (
+        at
+        for at, word in enumerate(argv)
+        if at and (word.endswith(".py") or (argv[at - 1] == "-m" and word not in MODULES))
+    )
+    return next(starts, len(argv))
 
 
 def _places(argv: Sequence[str]) -> list[tuple[int, int]]:
