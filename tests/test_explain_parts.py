@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from lockstep.explain import explain, limits, precision, speedup
+from lockstep.cli.explain import QUESTIONS
+from lockstep.explain import ANALYZERS, explain, limits, precision, speedup
 from lockstep.explain.evidence import Evidence
 from lockstep.explain.finding import Finding
 from lockstep.placement import Placement
@@ -227,3 +228,7 @@ def test_a_format_that_costs_accuracy_saves_nothing(folder: Folder) -> None:
     (found,) = precision.answer(Evidence(runs[0], runs))
     assert "its accuracy is worse" in found.verdict
     assert found.cost == 0
+
+
+def test_every_question_can_be_asked() -> None:
+    assert list(QUESTIONS) == [analyzer.name for analyzer in ANALYZERS]

@@ -13,8 +13,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from lockstep.launch import prepare
+from lockstep.run import write_atomic
 from lockstep.settings import load
 from lockstep.turns import Command, ContenderFailed, Ranks
 from lockstep.turns.folder import RaceFolder
@@ -373,3 +376,16 @@ def test_the_action_for_pull_requests_races_both_branches(cli: Cli) -> None:
     assert ratio.effect > 1.1, "twice the work a line"
     assert done.returncode == (1 if ratio.verdict == "slower" else 0), done.stderr
     assert processes_of(cli.folder) == []
+
+
+def test_a_run_races_as_what_it_was(cli: Cli) -> None:
+    """Settings for all cannot hold for it, and a command that was attached to has none."""
+    run, _ = prepare(*load([], [*SHORT, "max_steps=1"]), runs=cli.runs, name="one")
+    said = cli.error("race", "one", "ranks=1", "--all", "global_batch=64", code=2)
+    assert "race: 'one': a run states all its settings itself, so 'global_batch=64' cannot hold for it" in said
+    spec = run.spec()
+    attached = msgspec.structs.replace(
+        spec, options=msgspec.structs.replace(spec.options, attached=["python", "a b.py"])
+    )
+    write_atomic(run.folder / "run.json", msgspec.to_builtins(attached))
+    assert "race its command: '$ python 'a b.py''" in cli.error("race", "one", "ranks=1", code=2)

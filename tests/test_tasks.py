@@ -23,6 +23,7 @@ from lockstep.recipe import EarlyStopping, Recipe, Regularize
 from lockstep.run import Run
 from lockstep.settings import load
 from lockstep.study.definition import Study, check
+from lockstep.training import measures
 from lockstep.training.loss import Loss
 from lockstep.verify.records import step_losses
 from support import Cli, train_here
@@ -230,6 +231,7 @@ def test_an_evaluation_is_exact(own: str, tmp_path: Path, kind: str) -> None:
         (["loss=mse", "regularize.label_smoothing=0.1"], "label_smoothing is for classes, not for loss=mse"),
         (["loss=next-token", "regularize.mixup=0.2"], "mixup blends images and their classes, not loss=next-token"),
         (["loss=mse", "early_stopping.patience=2", "early_stopping.on=test_accuracy"], "loss=mse has no accuracy"),
+        (["loss=mse", "early_stopping.on=test_accuracy"], "loss=mse has no accuracy"),
         (["loss=bce", "quantize=qat"], "quantize=qat is for image classifiers"),
     ],
 )
@@ -260,6 +262,7 @@ def test_what_means_nothing_for_a_loss_is_one_line(words: list[str], reason: str
         ("classes", ["normalize=standard"], "normalize=standard is for images in bytes"),
         ("classes", ["regularize.mixup=0.2"], "mixup blends images in bytes"),
         ("classes", ["quantize=qat"], "quantize=qat is for images in bytes"),
+        ("padded", [], "has tokens, and a token that follows each: choose loss=next-token"),
     ],
 )
 def test_data_that_a_recipe_cannot_use_are_one_line(
@@ -434,6 +437,44 @@ def test_verify_proves_every_task(own: str, cli: Cli, kind: str) -> None:
     checks = json.loads(result.stdout)
     assert result.returncode == 0, [check for check in checks if not check["passed"]]
     assert any("accumulation" in check["against"] for check in checks)
+
+
+def test_labels_that_are_pictures_are_not_left_behind(tmp_path: Path) -> None:
+    file = tmp_path / "masks.py"
+    file.write_text(
+        "import numpy as np\ndef load():\n    x, y = np.zeros((4, 1, 8, 8), 'uint8'), np.ones((4, 8, 8), 'uint8')\n    return x, y, x, y\n"
+    )
+    for setting in ("augment.flip=true", "regularize.mixup=0.2"):
+        recipe, _ = load([], [f"data={file}:load", setting])
+        with pytest.raises(InputError, match=r"would leave the labels of .* of shape \(N, 8, 8\), as they are"):
+            fit.check(recipe, open_data(recipe.data, scratch=tmp_path / "scratch"))
+
+
+def test_the_class_156_of_bytes_counts() -> None:
+    labels = torch.tensor([156, 0], dtype=torch.uint8)
+    scores = torch.zeros(2, 200).index_put((torch.arange(2), labels.long()), torch.ones(()))
+    assert [float(value) for value in measures.summed(Recipe())["accuracy"](scores, labels)] == [2.0, 2.0]
+
+
+def test_inputs_may_be_changed_in_place(own: str, tmp_path: Path) -> None:
+    """The files are mapped for reading: to write there would end the process."""
+    recipe, _ = load([], [f"data={own}:regression", "loss=mse"])
+    data = open_data(recipe.data, scratch=tmp_path)
+    batches = open_batches(data, "test", recipe, torch.device("cpu"), torch.contiguous_format)
+    inputs, targets = batches.take(0, 4)
+    assert isinstance(inputs, torch.Tensor)
+    before = inputs.clone()
+    inputs += 1
+    targets += 1
+    again, _ = batches.take(0, 4)
+    assert torch.equal(before, again)
+
+
+@pytest.mark.slow
+def test_a_gpt_is_divided_by_fsdp(cli: Cli) -> None:
+    small = ("data=embedded-text@64+16", "loss=next-token", "global_batch=8", "max_steps=2", "test_limit=16")
+    found = cli("run", "model=gpt", *small, "strategy=fsdp", "ranks=2", timeout=240)
+    assert found.returncode == 0, found.stderr
 
 
 @pytest.mark.slow

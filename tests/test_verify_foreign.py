@@ -19,6 +19,7 @@ from lockstep.errors import InputError
 from lockstep.inside.orders import Orders
 from lockstep.inside.site.sitecustomize import PROVEN
 from lockstep.inside.sketch import coarse, digest, rows, samples, sketch
+from lockstep.inside.witness import Hooks
 from lockstep.process import stat_fields
 from lockstep.verify.foreign import words
 from lockstep.verify.foreign.judge import DIFFERENT, OPEN, SAME, Judge
@@ -37,6 +38,17 @@ def test_every_module_that_has_a_hook_is_waited_for(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", listed, str(tmp_path)]
     found = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     assert found.stdout.split() == sorted(PROVEN), found.stderr
+
+
+def test_a_checkpoint_that_is_there_stays_however_its_path_is_given(tmp_path: Path) -> None:
+    there, absent, saved = tmp_path / "there", tmp_path / "absent", []
+    there.touch()
+    for path in (there, absent):
+        keep = Hooks._kept(None, lambda obj, f: saved.append(f))  # type: ignore[arg-type]
+        keep(1, path)
+        keep(1, f=path)
+        keep(obj=1, f=path)
+    assert saved == [absent] * 3
 
 
 # --- the words of a command --------------------------------------------------------------------------------------------------
@@ -59,6 +71,8 @@ def test_every_module_that_has_a_hook_is_waited_for(tmp_path: Path) -> None:
         ),
         ("mpirun -n 3 python train.py", 3, "mpirun -n 1 python train.py"),
         ("srun --ntasks=2 python train.py", 2, "srun --ntasks=1 python train.py"),
+        ("mpirun -n 2 python -m mine -n 100", 2, "mpirun -n 1 python -m mine -n 100"),
+        ("srun -n 2 python -m mine -n 100", 2, "srun -n 1 python -m mine -n 100"),
         ("python train.py --devices {ranks}", 2, "python train.py --devices 1"),
     ],
 )

@@ -21,11 +21,11 @@ QUESTIONS = (
     "straggler",
     "limits",
     "outside",
+    "script",
     "accuracy",
     "overfitting",
     "precision",
     "recommendation",
-    "script",
 )
 
 EPILOG = """\b
