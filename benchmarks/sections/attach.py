@@ -42,6 +42,9 @@ def measure(settings: Settings) -> Section:
         section.notes.append(
             f"{who}: nothing is named in {quiet} of {len(nothing)} scripts in which nothing is planted."
         )
+    section.notes.append(
+        f"What other programs did to Lockstep's runs ({', '.join(execute.MACHINE)}) counts only where it was planted."
+    )
     for number, cause in enumerate((*wanted, *NOTHING)):
         said = "; ".join(f"{who}: {_said(mine[number])}" for who, mine in rows.items())
         section.notes.append(f"{cause.name} ({cause.script}): {said}.")
