@@ -155,7 +155,7 @@ def test_a_run_under_way_has_no_end_in_tensorboard(tmp_path: Path) -> None:
 
 def test_without_mlflow_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "mlflow", None)
-    with pytest.raises(InputError, match=r"pip install 'lockstep\[mlflow\]'"):
+    with pytest.raises(InputError, match=r"pip install 'lockstep-bench\[mlflow\]'"):
         mlflow.write([Chosen(made(tmp_path, "one"))], tmp_path / "store")
     assert not (tmp_path / "store").exists()
 

@@ -190,7 +190,7 @@ def test_the_launcher_is_that_of_mpi4py(monkeypatch: pytest.MonkeyPatch) -> None
         assert mpirun.choose(placement(mpi=kind)).kind == kind
     monkeypatch.setattr(sys, "executable", "/nowhere/bin/python")
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(InputError, match=r"launcher=mpirun: there is no mpirun .* pip install 'lockstep\[mpi\]'"):
+    with pytest.raises(InputError, match=r"launcher=mpirun: there is no mpirun .* pip install 'lockstep-bench\[mpi\]'"):
         mpirun.choose(placement())
 
 
