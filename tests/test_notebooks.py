@@ -120,7 +120,7 @@ def test_a_cell_that_is_interrupted_stops_every_rank_and_says_so_in_one_line(ker
 
     kernel.client.execute(LONG)
     in_place = kernel.shown(
-        until=lambda message: message["msg_type"] == "update_display_data" and "images/s" in str(message["content"])
+        until=lambda message: message["msg_type"] == "update_display_data" and "samples/s" in str(message["content"])
     )
     run = _under_way(kernel.folder)
     kernel.manager.interrupt_kernel()
