@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from lockstep.launch.api import train
 from lockstep.placement import Placement
 from lockstep.recipe import Recipe
 from lockstep.report.progress import ProbeLine, ProgressLine, RaceLive, StatusLine
-from lockstep.run import Options, folder_error, runs_root
+from lockstep.run import Options, runs_root
 from lockstep.run import Run as RunFolder
 from lockstep.settings import checked, dotted
 from lockstep.words import SECONDS, SHARE, Quantity, as_words, read_words, split_script
@@ -149,27 +147,20 @@ def verify(*words: Word, runs: Place = None, data_root: Place = None, quiet: boo
     >>> import lockstep
     >>> assert lockstep.verify(ranks=2).proven  # doctest: +SKIP
     """
+    from lockstep.verify.begin import check, short_runs
     from lockstep.verify.prove import verify as prove
     from lockstep.verify.verified import record
 
     place = _path(runs)
     texts, base = _words(words, settings, place)
     recipe, placement = read_words(texts, {"ranks": 2, **base})
-    if placement.ranks < 2:
-        raise InputError(f"ranks={placement.ranks}: there is nothing to compare; choose ranks=2 or more")
-    root = runs_root(place).absolute()
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=".verify-", dir=root))
-    except OSError as error:
-        raise folder_error(root / ".verify", error) from None
-    try:
-        with StatusLine(quiet) as line:
-            verdict = prove(recipe, placement, folder, _absolute(data_root), tell=line.show)
+    expected = check(recipe, placement)
+    with short_runs(place) as folder, StatusLine(quiet) as line:
+        if expected:
+            line.say(expected)
+        verdict = prove(recipe, placement, folder, _absolute(data_root), tell=line.show)
         if verdict.proven:
-            record(root, verdict.proven_specs, len(verdict.checks), verdict.steps)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+            record(folder.parent, verdict.proven_specs, len(verdict.checks), verdict.steps)
     return Proof(verdict)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -24,14 +25,14 @@ if TYPE_CHECKING:
     from lockstep.verify.prove import Verdict
 
 
-class Shown:
+class Shown(ABC):
     """Shows the part of the report's document that it is about."""
 
     _figures: Sequence[str] = ()
     """Which of its facts are part of the answer in a few lines."""
 
-    def _part(self) -> Part:
-        raise NotImplementedError
+    @abstractmethod
+    def _part(self) -> Part: ...
 
     def __repr__(self) -> str:
         from lockstep.report.inline import plain

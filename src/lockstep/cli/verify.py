@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +12,6 @@ import click
 from lockstep.cli.options import data_root_option, json_option, read_words, runs_option, whole, words_argument
 from lockstep.cli.output import console, note, print_json, print_table, styled
 from lockstep.errors import InputError, RunFailed
-from lockstep.run import folder_error, runs_root
 
 if TYPE_CHECKING:
     from lockstep.verify.checks import Check
@@ -102,37 +99,24 @@ def command(
 
 @contextmanager
 def _folder(runs: Path | None, keep: bool) -> Iterator[Path]:
-    """A folder for the short runs, with the runs and not in the system's temporary folder: the ranks of other hosts have to see it."""
-    root = runs_root(runs).absolute()
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=".verify-", dir=root))
-    except OSError as error:
-        raise folder_error(root / ".verify", error) from None
-    try:
-        yield folder
-    finally:
-        if keep:
-            note(f"the runs are in {folder}")
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
+    from lockstep.verify.begin import short_runs
+
+    with short_runs(runs, keep) as folder:
+        try:
+            yield folder
+        finally:
+            if keep:
+                note(f"the runs are in {folder}")
 
 
 def _recipe(words: tuple[str, ...], runs: Path | None, data_root: str | None, keep: bool, as_json: bool) -> None:
-    from lockstep.placement import changes_mathematics
+    from lockstep.verify.begin import check
     from lockstep.verify.prove import verify
     from lockstep.verify.verified import record
 
     recipe, placement = read_words(words, base={"ranks": 2})
-    if placement.ranks < 2:
-        raise InputError(f"ranks={placement.ranks}: there is nothing to compare; choose ranks=2 or more")
-    if placement.hosts > 1 and not placement.emulated and placement.launcher != "slurm":
-        raise InputError(
-            f"hosts={placement.hosts}: verify starts everything by itself; choose hosts=1, hosts=emulated:{placement.hosts} or launcher=slurm"
-        )
-    changed = changes_mathematics(placement, recipe)
-    if changed:
-        note(f"this placement changes the mathematics, so differences are expected: {changed}")
+    if expected := check(recipe, placement):
+        note(expected)
     with _folder(runs, keep) as folder:
         verdict = verify(recipe, placement, folder, data_root, tell=note)
         checks = verdict.checks
@@ -173,7 +157,7 @@ def _foreign(
         for finding in verdict.findings[1:4]:
             console().print(f"  then: step {finding.step}: {finding.text}")
         if verdict.checks:
-            _print_foreign(verdict.checks)
+            _table(verdict.checks, {})
         for line in verdict.lines:
             console().print(line)
     if verdict.verdict != "same":
@@ -193,23 +177,6 @@ def _foreign_document(verdict: Verdict) -> dict[str, object]:
         "checks": [_document(check) for check in verdict.checks],
         "notes": verdict.lines,
     }
-
-
-def _print_foreign(checks: list[Check]) -> None:
-    print_table(
-        ["check", "difference", "allowed", "", "at"],
-        [
-            [
-                check.what,
-                _number(check.difference),
-                _number(check.allowed),
-                styled((check.verdict, COLOURS[check.verdict])),
-                check.where,
-            ]
-            for check in checks
-        ],
-        right=(1, 2),
-    )
 
 
 def _failure(failed: list[Check], total: int, keep: bool) -> str:
@@ -232,12 +199,20 @@ def _document(check: Check) -> dict[str, object]:
 
 
 def _print(checks: list[Check]) -> None:
+    _table(checks, {"placements": lambda check: check.against})
+    console().print(
+        "Differences of tensors are shares of their length (of weights: of what the step moved them by), where they come closest to what "
+        "is allowed, or first go beyond it."
+    )
+
+
+def _table(checks: list[Check], more: dict[str, Callable[[Check], str]]) -> None:
     print_table(
-        ["check", "placements", "difference", "allowed", "", "at"],
+        ["check", *more, "difference", "allowed", "", "at"],
         [
             [
                 check.what,
-                check.against,
+                *(column(check) for column in more.values()),
                 _number(check.difference),
                 _number(check.allowed),
                 styled((check.verdict, COLOURS[check.verdict])),
@@ -245,11 +220,7 @@ def _print(checks: list[Check]) -> None:
             ]
             for check in checks
         ],
-        right=(2, 3),
-    )
-    console().print(
-        "Differences of tensors are shares of their length (of weights: of what the step moved them by), where they come closest to what "
-        "is allowed, or first go beyond it."
+        right=(1 + len(more), 2 + len(more)),
     )
 
 

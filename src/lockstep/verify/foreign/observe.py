@@ -102,5 +102,8 @@ def _finished_by_itself(process: subprocess.Popen[bytes], folder: Path) -> bool:
 def _last_words(folder: Path) -> str:
     text = (read_file(folder / OUTPUT) or b"").decode(errors="replace")
     errors = [line for line in _ERROR.findall(text) if not any(name in line for name in _OF_LAUNCHERS)]
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return errors[0] if errors else lines[-1] if lines else "it has said nothing"
+    lines = [line.strip() for line in text.splitlines() if re.search(r"\w", line)]  # no rulers
+    refused = [
+        line for line in lines if "can't open file" in line or "No module named" in line
+    ]  # Python's own, before any script
+    return next(iter([*errors, *refused, *lines[-1:]]), "it has said nothing")
