@@ -312,7 +312,7 @@ def test_vocabularies_that_do_not_fit(own: str, tmp_path: Path) -> None:
     words = ["model=gpt", "model_args.vocabulary=12", f"data={own}:padded", "loss=next-token", *COMMON]
     with pytest.raises(InputError, match=r"cannot take the inputs|answers 12 classes, but .* has labels 0 to 19"):
         train_here(tmp_path, *words)
-    with pytest.raises(InputError, match=r"not \(2, classes, 64\); is it loss=next-token\?"):
+    with pytest.raises(InputError, match=r"has tokens, and a token that follows each: choose loss=next-token"):
         train_here(tmp_path, "model=gpt", "data=embedded-text@64+16", *COMMON)
 
 

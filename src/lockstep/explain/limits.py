@@ -13,7 +13,7 @@ from lockstep.explain.finding import Finding
 from lockstep.explain.speedup import crowded, known_cores
 from lockstep.placement import DEFAULT_BUCKET_MB
 from lockstep.recipe import Augment
-from lockstep.statistics import MARGIN_RATIO, median_interval
+from lockstep.statistics import median_interval
 from lockstep.units import duration, percent
 from lockstep.ways import Way
 
@@ -191,7 +191,7 @@ def _from_run(evidence: Evidence) -> Iterator[Finding]:
     data, low, high = blocks.mean(
         min((rows["data_ns"] / 1e9 for rows in evidence.ranks), key=lambda ns: float(ns.mean()))
     )
-    surely = low > MARGIN_RATIO * step
+    surely = low > WORTH * step  # on a busy machine one in twenty comes and goes
     foreign = evidence.spec.options.attached is not None
     measure = (
         ""
