@@ -18,6 +18,11 @@ SAME_ADAM, TUNED = "eager, fused Adam", "channels-last, pool before ReLU, fused 
 ONNX = "ONNX Runtime"
 LAYERS, STEP, CIFAR, ANSWER = "layers", "step", "cifar", "answer"
 BATCHES, STEP_BATCHES, CIFAR_BATCH, ANSWER_BATCH = (1, 32, 128), (32, 256), 32, 128
+CIFAR_NETS: dict[str, dict[str, Any]] = {
+    "CIFAR step": {"model": "cifar-vgg"},
+    "CIFAR step with batch norm": {"model": "cifar-vgg", "model_args": {"batch_norm": "per-rank"}},
+    "ResNet-20 step": {"model": "resnet20"},
+}
 SPAN_S = 0.04
 
 Call = Callable[[], Any]
@@ -173,7 +178,7 @@ def step(rounds: int) -> tuple[list[Timed], dict[str, float]]:
 
 
 def cifar(rounds: int) -> tuple[list[Timed], dict[str, float]]:
-    """A training step of document A's net, with SGD."""
+    """A training step of document A's net, of the same with batch norm, and of ResNet-20, with SGD."""
     import torch
 
     from lockstep import models
@@ -183,23 +188,24 @@ def cifar(rounds: int) -> tuple[list[Timed], dict[str, float]]:
 
     images, labels = torch.randn(CIFAR_BATCH, 3, 32, 32), torch.randint(10, (CIFAR_BATCH,))
 
-    def way(change: Callable[[Any], Any], images: Any = images) -> Callable[[], float]:
-        model = change(models.build(Recipe(model="cifar-vgg")))
+    def way(recipe: Recipe, change: Callable[[Any], Any], images: Any = images) -> Callable[[], float]:
+        model = change(models.build(recipe))
         return trainer(model, images, labels, torch.optim.SGD(model.parameters(), lr=1e-3))
 
-    last = torch.channels_last
-    ways = {
-        EAGER: way(lambda model: model),
-        LAST: way(lambda model: model.to(memory_format=last), images.contiguous(memory_format=last)),
-        FUSED: way(fuse),
-    }
-    if inductor.has_compiler():
-        inductor.choose_folder()
-        ways[COMPILED] = way(partial(torch.compile, dynamic=False))
+    last, threads = torch.channels_last, torch.get_num_threads()
     times: list[Timed] = [{} for _ in range(rounds)]
     errors: dict[str, float] = {}
-    threads = torch.get_num_threads()
-    in_turns(ways, times, f"CIFAR step, batch {CIFAR_BATCH}, {threads} thread{'s' * (threads > 1)}", errors)
+    for name, settings in CIFAR_NETS.items():
+        recipe = Recipe(**settings)
+        ways = {
+            EAGER: way(recipe, lambda model: model),
+            LAST: way(recipe, lambda model: model.to(memory_format=last), images.contiguous(memory_format=last)),
+            FUSED: way(recipe, fuse),
+        }
+        if inductor.has_compiler():
+            inductor.choose_folder()
+            ways[COMPILED] = way(recipe, partial(torch.compile, dynamic=False))
+        in_turns(ways, times, f"{name}, batch {CIFAR_BATCH}, {threads} thread{'s' * (threads > 1)}", errors)
     return times, errors
 
 

@@ -108,7 +108,7 @@ def harness(by: str, words: Sequence[str], folder: Path) -> Path:
 def assert_right(*command: str | Path) -> None:
     done = subprocess.run(command, text=True, capture_output=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert done.stdout.count("ok ") == 44
+    assert done.stdout.count("ok ") == 64
 
 
 @needs_compiler

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lockstep import models
 from lockstep.files import locked
-from lockstep.kernels import FusedConvReLU, dispatch, fuse, native, op, table, timing
+from lockstep.kernels import FastConv, FusedConvReLU, dispatch, fuse, native, op, table, timing
 from lockstep.kernels.table import Layer, Row
 from lockstep.kernels.way import Way, possible
 from lockstep.recipe import Recipe
@@ -37,6 +37,8 @@ NETS = [
     ("cifar-vgg", {}, 6),
     ("tied-conv", {"k": 3}, 2),
     ("tied-conv", {"k": 3, "tied": False}, 4),
+    ("cifar-vgg", {"batch_norm": "per-rank"}, 6),
+    ("resnet20", {}, 17),  # and two with a stride
 ]
 
 
@@ -46,8 +48,10 @@ def test_a_fused_net_has_the_same_parameters_and_scores(
     name: str, arguments: dict[str, Any], convolutions: int, last: bool
 ) -> None:
     plain, fused = pair(name, **arguments)
-    assert sum(isinstance(module, FusedConvReLU) for module in fused.modules()) == convolutions
-    assert not any(isinstance(module, nn.MaxPool2d) for module in fused.modules())
+    assert sum(isinstance(module, FastConv) for module in fused.modules()) == convolutions
+    norms = any(isinstance(module, nn.BatchNorm2d) for module in fused.modules())
+    assert any(isinstance(module, FusedConvReLU) for module in fused.modules()) is not norms
+    assert norms or not any(isinstance(module, nn.MaxPool2d) for module in fused.modules())
     assert list(fused.state_dict()) == list(plain.state_dict())
     assert [key for key, _ in fused.named_parameters()] == [key for key, _ in plain.named_parameters()]
     x = torch.randn(8, *models.CATALOGUE[name].shape, generator=torch.Generator().manual_seed(1))
@@ -70,13 +74,13 @@ def test_a_fused_net_has_the_same_gradients_by_every_way(
     """In float64. In float32 two right ways may round a sum near 0 to either side of it, and then the ReLU lets a gradient pass in one
     of them alone: two such sums among the 800 thousand that the tied net makes of eight images change its gradients by 1e-3."""
 
-    def by_this_way(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, pool: bool) -> Tensor:
+    def by_this_way(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, tail: int) -> Tensor:
         ways = possible(weight.shape[1], weight.shape[0], weight.shape[2], padding, x.dtype)
-        return op.fused(x, weight, bias, padding, pool, way if way in ways else DIRECT)
+        return op.fused(x, weight, bias, padding, tail, way if way in ways else DIRECT)
 
     if native.load(True) is None:
         pytest.skip("there is no C++ compiler")
-    monkeypatch.setattr(dispatch, "conv_relu", by_this_way)
+    monkeypatch.setattr(dispatch, "convolve", by_this_way)
     x = torch.randn(2, *models.CATALOGUE[name].shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     nets = [net.double() for net in pair(name, **arguments)]
     if last:
@@ -125,7 +129,7 @@ def test_fused_without_effect_is_said(tmp_path: Path) -> None:
     short = [*SHORT, "train_limit=96", "test_limit=50", "epochs=1", "fused=true"]
     vain = train_here(tmp_path / "runs", *short, f"model={tmp_path}/own.py:Net")
     assert Run(Path(vain["run"])).model_notes("remarks") == [
-        "warning: fused=true has no effect: the model has no Conv2d with a ReLU behind it (docs/kernels.md)"
+        "warning: fused=true has no effect: the model has no Conv2d that they compute (docs/kernels.md)"
     ]
     assert Run(Path(train_here(tmp_path / "runs", *short)["run"])).model_notes("remarks") == []
 
@@ -159,13 +163,18 @@ def test_only_what_is_convolution_relu_and_pool_of_two_is_replaced() -> None:
     assert kinds(conv(), nn.MaxPool2d(2), nn.ReLU()) == [fused, same, same]
     assert kinds(conv(), nn.ReLU(), nn.MaxPool2d(3)) == [fused, same, "MaxPool2d"]
     assert kinds(conv(), nn.ReLU(), nn.MaxPool2d(2, ceil_mode=True)) == [fused, same, "MaxPool2d"]
-    assert kinds(conv(), nn.MaxPool2d(3), nn.ReLU()) == ["Conv2d", "MaxPool2d", "ReLU"]
-    assert kinds(conv(), nn.BatchNorm2d(4), nn.ReLU()) == ["Conv2d", "BatchNorm2d", "ReLU"]
-    assert kinds(conv(), nn.Tanh()) == ["Conv2d", "Tanh"]
-    assert kinds(conv()) == ["Conv2d"]
+    assert kinds(conv(), nn.MaxPool2d(3), nn.ReLU()) == ["FastConv", "MaxPool2d", "ReLU"]
+    assert kinds(conv(), nn.BatchNorm2d(4), nn.ReLU()) == ["FastConv", "BatchNorm2d", "ReLU"]
+    assert kinds(conv(), nn.Tanh()) == ["FastConv", "Tanh"]
+    assert kinds(conv()) == ["FastConv"]
+    assert kinds(nn.Conv2d(4, 4, 3, stride=2)) == ["Conv2d"]
+    assert kinds(nn.Conv2d(4, 4, 3, groups=2)) == ["Conv2d"]
     heard = nn.ReLU()
     heard.register_forward_hook(lambda *a: None)
-    assert kinds(conv(), heard) == ["Conv2d", "ReLU"]
+    assert kinds(conv(), heard) == ["FastConv", "ReLU"]
+    seen = conv()
+    seen.register_forward_hook(lambda *a: None)
+    assert kinds(seen) == ["Conv2d"]
 
 
 class Own(nn.Module):
@@ -230,6 +239,7 @@ LAYER = Layer(
     width=14,
     kernel=3,
     padding=1,
+    relu=True,
     pool=False,
     channels_last=False,
     dtype="float32",

@@ -100,9 +100,10 @@ bool run(const Case& one) {
             if (q == 0 || outputs[place] > outputs[best]) best = place;
           }
           int64_t where = at(p, p.out_channels, yh, yw, n, o, r, c);
-          results[where] = std::fmax(outputs[best], 0.0);
-          if (outputs[best] > 0) output_grad[best] = grad[where];
-          gb[o] += outputs[best] > 0 ? grad[where] : 0;
+          bool passes = !p.relu || outputs[best] > 0;
+          results[where] = passes ? outputs[best] : 0;
+          if (passes) output_grad[best] = grad[where];
+          gb[o] += passes ? grad[where] : 0;
         }
   each_tap([&](int64_t to, int64_t, int64_t from, int64_t weight) {
     gx[from] += output_grad[to] * w[weight];
@@ -111,9 +112,9 @@ bool run(const Case& one) {
   double found[] = {worst(y, results), worst(grad_x, gx), worst(grad_w, gw), worst(grad_b, gb)};
   bool good = tame;
   for (double error : found) good = good && error < 1e-4;
-  std::printf("%s %-8s n%ld %ld->%ld %ldx%ld k%ld p%ld pool%d cl%d: y %.1e gx %.1e gw %.1e gb %.1e\n", good ? "ok " : "BAD",
+  std::printf("%s %-8s n%ld %ld->%ld %ldx%ld k%ld p%ld relu%d pool%d cl%d: y %.1e gx %.1e gw %.1e gb %.1e\n", good ? "ok " : "BAD",
               one.way, long(p.batch), long(p.in_channels), long(p.out_channels), long(p.height), long(p.width), long(k),
-              long(p.padding), p.pool, p.channels_last, found[0], found[1], found[2], found[3]);
+              long(p.padding), p.relu, p.pool, p.channels_last, found[0], found[1], found[2], found[3]);
   return good;
 }
 
@@ -145,9 +146,9 @@ bool run_linear(const linear::Shape& n) {
 int main() {
   std::vector<Case> cases;
   for (bool last : {false, true}) {
-    for (bool pool : {false, true}) {
+    for (int tail : {0, 1, 2}) {  // nothing, ReLU, ReLU and pool
       auto add = [&](int64_t n, int64_t i, int64_t o, int64_t h, int64_t w, int64_t k, int64_t pad, const char* way) {
-        cases.push_back({{n, i, o, h, w, k, pad, pool, last, Type::real}, way});
+        cases.push_back({{n, i, o, h, w, k, pad, tail > 0, tail > 1, last, Type::real}, way});
       };
       add(2, 1, 4, 28, 28, 3, 1, "direct");
       add(3, 4, 8, 14, 14, 3, 1, "direct");

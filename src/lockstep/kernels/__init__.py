@@ -1,6 +1,6 @@
-"""A fused convolution + bias + ReLU (+ 2x2 max-pool), forward and backward, for where it is faster than PyTorch's operators.
+"""A convolution with bias, and perhaps ReLU and 2x2 max-pool, forward and backward, for where it is faster than PyTorch's operators.
 
-May import measure/, machine/ and the files at the top. Its door is `fuse`, for a model, and `FusedConvReLU`, for a layer of one's own.
+May import measure/, machine/ and the files at the top. Its door is `fuse`, for a model, and `FusedConvReLU` and `FastConv`, for a layer of one's own.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lockstep.kernels.fusing import fuse
-    from lockstep.kernels.module import FusedConvReLU
+    from lockstep.kernels.module import FastConv, FusedConvReLU
 
-_WHERE = {"FusedConvReLU": "module", "fuse": "fusing"}
+_WHERE = {"FastConv": "module", "FusedConvReLU": "module", "fuse": "fusing"}
 
-__all__ = ["FusedConvReLU", "fuse"]
+__all__ = ["FastConv", "FusedConvReLU", "fuse"]
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.kernels import dispatch, native, op
-from lockstep.kernels.module import FusedConvReLU
+from lockstep.kernels.module import FusedConvReLU, is_simple
 from lockstep.kernels.way import Way
 from lockstep.placement import FIRST_BUCKET_BYTES
 from lockstep.torch_private import children, has_hooks, own_parameters
@@ -129,7 +129,7 @@ def _plan_for(x: Tensor, parts: _Parts, parameters: Sequence[Tensor | None]) -> 
             return None
     settings = []
     for layer in parts.layers:
-        if has_hooks(layer) or not layer.is_simple():
+        if has_hooks(layer) or not is_simple(layer):
             return None
         settings.append((layer.padding[0], layer.pool))
     if parts.linear and has_hooks(parts.linear[0]):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lockstep.kernels import native, op, table, timing
 from lockstep.kernels.table import PLAIN, Layer, Row
-from lockstep.kernels.way import Way, possible, result_size
+from lockstep.kernels.way import Tail, Way, possible, result_size
 
 # The fused operator has to be faster by this factor: what is within the noise of a measurement is not taken.
 MARGIN = 0.97
@@ -25,17 +25,17 @@ Ways = tuple[Way, Way]
 _chosen: dict[tuple[Any, ...], Ways | None] = {}
 
 
-def conv_relu(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, pool: bool) -> Tensor:
-    """The fastest way to compute relu(conv2d(x, weight, bias, padding=padding)), with max_pool2d(…, 2) if `pool`."""
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, tail: int) -> Tensor:
+    """The fastest way to compute conv2d(x, weight, bias, padding=padding), and what follows it."""
     dtype = _dtype(x, weight, bias)
     if dtype is None or len(possible(weight.shape[1], weight.shape[0], weight.shape[2], padding, dtype)) == 1:
-        return op.plain(x, weight, bias, 1, padding, 1, 1, pool)
+        return op.plain(x, weight, bias, 1, padding, 1, 1, tail)
     if torch.compiler.is_compiling():
-        return op.fused(x, weight, bias, padding, pool, LATER_WITH_X if x.requires_grad else LATER)
-    ways = _ways(x, weight, bias, padding, pool, dtype)
+        return op.fused(x, weight, bias, padding, tail, LATER_WITH_X if x.requires_grad else LATER)
+    ways = _ways(x, weight, bias, padding, tail, dtype)
     if ways is None:
-        return op.plain(x, weight, bias, 1, padding, 1, 1, pool)
-    return op.fused(x, weight, bias, padding, pool, *ways)
+        return op.plain(x, weight, bias, 1, padding, 1, 1, tail)
+    return op.fused(x, weight, bias, padding, tail, *ways)
 
 
 def _dtype(x: Tensor, weight: Tensor, bias: Tensor | None) -> torch.dtype | None:
@@ -51,11 +51,11 @@ def _dtype(x: Tensor, weight: Tensor, bias: Tensor | None) -> torch.dtype | None
     return x.dtype if same and x.dtype != torch.float64 else None
 
 
-def _ways(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, pool: bool, dtype: torch.dtype) -> Ways | None:
+def _ways(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, tail: int, dtype: torch.dtype) -> Ways | None:
     if not (_ordinary(x) and _ordinary(weight)) or x.numel() == 0 or native.load() is None:
         return None
     last, threads = native.last_order(x), torch.get_num_threads()
-    key = (x.shape, weight.shape, padding, pool, last, dtype, threads, op.learns(x, weight, bias), x.requires_grad)
+    key = (x.shape, weight.shape, padding, tail, last, dtype, threads, op.learns(x, weight, bias), x.requires_grad)
     if key not in _chosen:
         _chosen[key] = choose(layer_of(*key))
     return _chosen[key]
@@ -65,7 +65,7 @@ def layer_of(
     x: tuple[int, ...],
     weight: tuple[int, ...],
     padding: int,
-    pool: bool,
+    tail: int,
     channels_last: bool,
     dtype: torch.dtype,
     threads: int,
@@ -80,7 +80,8 @@ def layer_of(
         width=x[3],
         kernel=weight[2],
         padding=padding,
-        pool=pool,
+        relu=tail != Tail.NOTHING,
+        pool=tail == Tail.RELU_POOL,
         channels_last=channels_last,
         dtype=str(dtype).removeprefix("torch."),
         threads=threads,
@@ -93,7 +94,7 @@ def choose(layer: Layer) -> Ways | None:
     """The ways forward and backward; None for PyTorch's operators one after the other."""
     x, weight = (0, 0, layer.height, layer.width), (0, 0, layer.kernel, layer.kernel)
     kernels = native.load()
-    if kernels is None or min(result_size(x, weight, layer.padding, layer.pool)) < 1:
+    if kernels is None or min(result_size(x, weight, layer.padding, layer.tail)) < 1:
         return None  # where nothing comes out, PyTorch's operator says why
     return best(table.find(layer, kernels.isa, timing.measure))
 
@@ -120,7 +121,7 @@ def _ordinary(tensor: Tensor) -> bool:
     return type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
 
 
-def _now(x: Tensor, weight: Tensor, padding: int, pool: bool, way: int, learns: bool, forward: bool) -> int:
+def _now(x: Tensor, weight: Tensor, padding: int, tail: int, way: int, learns: bool, forward: bool) -> int:
     """The way, decided now if it was left for later."""
     kernels = native.load()
     if way >= 0:
@@ -128,25 +129,25 @@ def _now(x: Tensor, weight: Tensor, padding: int, pool: bool, way: int, learns: 
     if kernels is None or x.numel() == 0:
         return Way.TORCH
     last, threads = native.last_order(x), torch.get_num_threads()
-    layer = layer_of(x.shape, weight.shape, padding, pool, last, x.dtype, threads, learns, way == LATER_WITH_X)
+    layer = layer_of(x.shape, weight.shape, padding, tail, last, x.dtype, threads, learns, way == LATER_WITH_X)
     ways = inside(table.find(layer, kernels.isa, timing.measure))
     return ways[0] if forward else ways[1]
 
 
 def _forward_operator(
-    x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, pool: bool, way: int, keep: bool
+    x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, tail: int, way: int, keep: bool
 ) -> tuple[Tensor, Tensor]:
     """As an operator has to: with a tensor in every place."""
-    way = _now(x, weight, padding, pool, way, keep, forward=True)
-    y, code = op.forward(x, weight, bias, padding, pool, way, keep)
+    way = _now(x, weight, padding, tail, way, keep, forward=True)
+    y, code = op.forward(x, weight, bias, padding, tail, way, keep)
     return y, y.new_empty((0, 0, 0, 0), dtype=torch.uint8) if code is None else code
 
 
 def _backward_operator(
-    grad: Tensor, x: Tensor, weight: Tensor, kept: Tensor, padding: int, pool: bool, way: int, wants_x: bool
+    grad: Tensor, x: Tensor, weight: Tensor, kept: Tensor | None, padding: int, tail: int, way: int, wants_x: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    way = _now(x, weight, padding, pool, way, True, forward=False)
-    grad_x, grad_weight, grad_bias = op.backward(grad, x, weight, kept, padding, pool, way, wants_x)
+    way = _now(x, weight, padding, tail, way, True, forward=False)
+    grad_x, grad_weight, grad_bias = op.backward(grad, x, weight, kept, padding, tail, way, wants_x)
     return grad_weight.new_empty(0) if grad_x is None else grad_x, grad_weight, grad_bias
 
 

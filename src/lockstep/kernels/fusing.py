@@ -1,4 +1,4 @@
-"""Puts fused modules into a model that was built of PyTorch's own."""
+"""Puts our modules into a model that was built of PyTorch's own."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable
 from torch import nn
 
 from lockstep.kernels import chain
-from lockstep.kernels.module import FusedConvReLU
+from lockstep.kernels.module import FastConv, FusedConvReLU, is_simple
 from lockstep.torch_private import has_hooks
 
 
 def fuse(model: nn.Module) -> nn.Module:
-    """Replace, in place, Conv2d + ReLU (+ MaxPool2d(2), in either order) by FusedConvReLU; returns the model.
+    """Replace, in place, Conv2d + ReLU (+ MaxPool2d(2), in either order) by FusedConvReLU, and any other Conv2d by FastConv; returns the model.
 
     Looks into every `nn.Sequential`. A model whose own `forward` calls a convolution and then a ReLU may say so by a method
     `convolutions_before_relu()` that returns the names of such convolutions (dotted, as in its state dict); it leaves out the ReLU where the convolution's
@@ -27,7 +27,18 @@ def fuse(model: nn.Module) -> nn.Module:
             conv = module.get_submodule(name)
             if isinstance(conv, nn.Conv2d) and _is_plain(conv, nn.Conv2d):
                 module.set_submodule(name, FusedConvReLU.of(conv))
+    _replace_others(model)
     return model
+
+
+def _replace_others(model: nn.Module) -> None:
+    """Convolutions with something else behind them: a batch norm, a sum. One that stands in several places stays one."""
+    made: dict[nn.Module, FastConv] = {}
+    for parent in list(model.modules()):
+        for name, conv in parent.named_children():
+            if isinstance(conv, nn.Conv2d) and _is_plain(conv, nn.Conv2d) and is_simple(conv):
+                made.setdefault(conv, FastConv.of(conv))
+                parent.set_submodule(name, made[conv])
 
 
 def _fuse_sequence(sequence: nn.Sequential) -> None:
@@ -39,7 +50,7 @@ def _fuse_sequence(sequence: nn.Sequential) -> None:
         if pool is None:
             continue
         assert isinstance(module, nn.Conv2d)
-        sequence[index] = FusedConvReLU.of(module, pool)
+        sequence[index] = FusedConvReLU.of(module, pool=pool)
         for place in range(index + 1, index + (3 if pool else 2)):
             sequence[place] = nn.Identity()
 

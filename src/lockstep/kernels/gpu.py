@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lockstep.kernels.way import result_size
+from lockstep.kernels.way import Tail, result_size
 from lockstep.machine.native_code import build_once, compiler_identity, folder, run_compiler
 
 SOURCE = Path(__file__).with_name("cuda") / "conv_relu.cu"
@@ -33,13 +33,13 @@ class Functions:
         self._forward, self._backward = loaded.lockstep_forward, loaded.lockstep_backward
 
     def forward(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, pool: bool, way: int = 1, keep: bool = True
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, tail: int, way: int = 1, keep: bool = True
     ) -> tuple[Tensor, Tensor]:
         """As `lockstep::conv_relu_forward`; `way` is ignored: there is only one."""
-        _check(x, weight)
+        pool = _check(x, weight, tail)
         x, weight = x.contiguous(), weight.contiguous()
         bias = None if bias is None else bias.contiguous()
-        y = x.new_empty((x.shape[0], weight.shape[0], *result_size(x.shape, weight.shape, padding, pool)))
+        y = x.new_empty((x.shape[0], weight.shape[0], *result_size(x.shape, weight.shape, padding, tail)))
         code = torch.empty_like(y, dtype=torch.uint8) if pool and keep else x.new_empty(0, dtype=torch.uint8)
         if x.shape[0]:
             sizes = _sizes(x, weight, padding, pool)
@@ -48,10 +48,10 @@ class Functions:
         return y, code
 
     def backward(
-        self, grad: Tensor, x: Tensor, weight: Tensor, kept: Tensor, padding: int, pool: bool, way: int, wants_x: bool
+        self, grad: Tensor, x: Tensor, weight: Tensor, kept: Tensor, padding: int, tail: int, way: int, wants_x: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """As `lockstep::conv_relu_backward`."""
-        _check(x, weight)
+        pool = _check(x, weight, tail)
         grad, x, kept, plain = grad.contiguous(), x.contiguous(), kept.contiguous(), weight.contiguous()
         grad_x = torch.empty_like(x) if wants_x else x.new_empty(0)
         grad_weight, grad_bias = torch.zeros_like(plain), plain.new_zeros(plain.shape[0])
@@ -66,9 +66,13 @@ class Functions:
         return grad_x, grad_weight, grad_bias
 
 
-def _check(x: Tensor, weight: Tensor) -> None:
+def _check(x: Tensor, weight: Tensor, tail: int) -> bool:
+    """Whether there is a pool."""
+    if tail == Tail.NOTHING:
+        raise RuntimeError(f"conv_relu: on {x.device.type} there is always a ReLU behind it")
     if x.dtype != torch.float32 or weight.dtype != torch.float32:
         raise RuntimeError(f"conv_relu: on {x.device.type} it computes in float32, not in {x.dtype}")
+    return tail == Tail.RELU_POOL
 
 
 def _sizes(x: Tensor, weight: Tensor, padding: int, pool: bool) -> ctypes.Array[ctypes.c_int]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lockstep.kernels import build, trial
-from lockstep.kernels.way import Way, possible, result_size
+from lockstep.kernels.way import Tail, Way, possible, result_size
 from lockstep.machine.native_code import CannotBuild
 from lockstep.machine.native_code import load as load_library
 
@@ -58,15 +58,19 @@ class Native:
         self._linear.restype = self._linear_back.restype = None
 
     def forward(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, pool: bool, winograd: bool, keep: bool
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, tail: int, winograd: bool, keep: bool
     ) -> tuple[Tensor, Tensor | None] | None:
         """Result and code (which the backward pass of a pool needs); None if a number is too large or not finite."""
         _must_agree(x, weight, bias)
         x, last = _images(x)
         weight = _weights(weight)
-        told, size = values(x.shape, weight.shape, weight.stride(), x.dtype, padding, pool, winograd, last)
+        told, size = values(x.shape, weight.shape, weight.stride(), x.dtype, padding, tail, winograd, last)
         y = torch.empty(size, dtype=x.dtype, memory_format=_ORDER[last])
-        code = torch.empty(size, dtype=torch.uint8, memory_format=_ORDER[last]) if pool and keep else None
+        code = (
+            torch.empty(size, dtype=torch.uint8, memory_format=_ORDER[last])
+            if keep and tail == Tail.RELU_POOL
+            else None
+        )
         if size[0] == 0:
             return y, code
         bias = None if bias is None else _in_memory(bias.to(weight.dtype))
@@ -77,20 +81,24 @@ class Native:
         grad: Tensor,
         x: Tensor,
         weight: Tensor,
-        kept: Tensor,
+        kept: Tensor | None,
         padding: int,
-        pool: bool,
+        tail: int,
         winograd: bool,
         wants_x: bool,
     ) -> tuple[Tensor | None, Tensor, Tensor] | None:
-        """The gradients of x (if it is wanted), weight and bias; `kept` is y, or with a pool its code."""
+        """The gradients of x (if it is wanted), weight and bias; `kept` is y, with a pool its code, or None without a ReLU."""
         _must_agree(x, weight, None)
         x, last = _images(x)
         weights = _weights(weight)
-        told, size = values(x.shape, weights.shape, weights.stride(), x.dtype, padding, pool, winograd, last)
+        told, size = values(x.shape, weights.shape, weights.stride(), x.dtype, padding, tail, winograd, last)
         _must_be(grad, "gradient", size, x.dtype)
-        _must_be(kept, "kept", size, torch.uint8 if pool else x.dtype)
-        grad, kept = _in_memory(grad, _ORDER[last]), _in_memory(kept, _ORDER[last])
+        grad = _in_memory(grad, _ORDER[last])
+        if kept is not None:
+            _must_be(kept, "kept", size, torch.uint8 if tail == Tail.RELU_POOL else x.dtype)
+            kept = _in_memory(kept, _ORDER[last])
+        elif tail != Tail.NOTHING:
+            raise RuntimeError("conv_relu: kept is missing")
         grad_x = torch.empty(x.shape, dtype=x.dtype, memory_format=_ORDER[last]) if wants_x else None
         # It lies as `weights` does, whose strides the compiled code was told: stated here, not left to `empty_like` to repeat.
         grad_weight = torch.empty_strided(weights.shape, weights.stride(), dtype=weights.dtype)
@@ -120,7 +128,7 @@ class Native:
         self,
         told: Any,
         grad: Tensor,
-        kept: Tensor,
+        kept: Tensor | None,
         x: Tensor,
         weight: Tensor,
         grad_x: Tensor | None,
@@ -130,7 +138,7 @@ class Native:
         answer = self._backward(
             told,
             grad.data_ptr(),
-            kept.data_ptr(),
+            None if kept is None else kept.data_ptr(),
             x.data_ptr(),
             weight.data_ptr(),
             None if grad_x is None else grad_x.data_ptr(),
@@ -221,27 +229,27 @@ def values(
     strides: tuple[int, ...],
     dtype: torch.dtype,
     padding: int,
-    pool: bool,
+    tail: int,
     winograd: bool,
     last: bool,
 ) -> tuple[Any, tuple[int, ...]]:
     """What `Job` in csrc/glue.cpp reads, and the size of the result; checked, since the compiled code relies on it."""
-    check(x, weight, padding, pool, winograd, dtype)
+    check(x, weight, padding, tail, winograd, dtype)
     batch, channels, height, width = x
     sizes = (batch, channels, weight[0], height, width, weight[2], padding)
-    flags = (pool, last, dtype is torch.bfloat16)
+    flags = (tail != Tail.NOTHING, tail == Tail.RELU_POOL, last, dtype is torch.bfloat16)
     words = (winograd, *sizes, *flags, *strides)
-    return (ctypes.c_int64 * len(words))(*words), (batch, weight[0], *result_size(x, weight, padding, pool))
+    return (ctypes.c_int64 * len(words))(*words), (batch, weight[0], *result_size(x, weight, padding, tail))
 
 
-def check(x: torch.Size, weight: torch.Size, padding: int, pool: bool, winograd: bool, dtype: torch.dtype) -> None:
+def check(x: torch.Size, weight: torch.Size, padding: int, tail: int, winograd: bool, dtype: torch.dtype) -> None:
     """The module always passes. A direct call of the operator gets an error message instead of a crash."""
     if len(x) != 4 or len(weight) != 4 or x[1] != weight[1] or weight[2] != weight[3]:
         raise RuntimeError(f"conv_relu: input {tuple(x)} and weight {tuple(weight)} do not go together")
     if 0 in x[1:] or 0 in weight:
         raise RuntimeError(f"conv_relu: input {tuple(x)} or weight {tuple(weight)} is empty")
     kernel = weight[2]
-    if min(result_size(x, weight, padding, pool)) < 1 or not 0 <= padding < kernel:
+    if min(result_size(x, weight, padding, tail)) < 1 or not 0 <= padding < kernel:
         raise RuntimeError(
             f"conv_relu: a {kernel}x{kernel} kernel with padding {padding} does not fit input {tuple(x)}"
         )

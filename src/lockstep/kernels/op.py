@@ -1,4 +1,4 @@
-"""Convolution, bias, ReLU and perhaps a 2x2 max-pool as one operation with a gradient, by the ways that are asked for."""
+"""Convolution, bias, and perhaps ReLU and a 2x2 max-pool as one operation with a gradient, by the ways that are asked for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lockstep.kernels import native
-from lockstep.kernels.way import Way, result_size
+from lockstep.kernels.way import Tail, Way, result_size
 from lockstep.torch_private import convolution_backward, threshold_backward
 
 CUT_OFF = 4
@@ -22,7 +22,7 @@ def fused(
     weight: Tensor,
     bias: Tensor | None,
     padding: int = 0,
-    pool: bool = False,
+    tail: int = Tail.RELU,
     forward: int = Way.DIRECT,
     backward: int | None = None,
 ) -> Tensor:
@@ -33,9 +33,9 @@ def fused(
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     ways = int(forward), int(forward if backward is None else backward)
     if not learns(x, weight, bias):  # asked here: inside of the function below gradients are always off
-        inferred: Tensor = _operator("forward", x)(x, weight, bias, padding, pool, ways[0], False)[0]
+        inferred: Tensor = _operator("forward", x)(x, weight, bias, padding, tail, ways[0], False)[0]
         return inferred
-    result: Tensor = ConvRelu.apply(x, weight, bias, padding, pool, *ways)  # type: ignore[no-untyped-call]
+    result: Tensor = ConvRelu.apply(x, weight, bias, padding, tail, *ways)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -53,13 +53,13 @@ def plain(
     padding: str | int | tuple[int, ...],
     dilation: int | tuple[int, ...],
     groups: int,
-    pool: bool,
+    tail: int,
 ) -> Tensor:
     """By PyTorch's own operators. The pool comes before the ReLU: the same numbers for a quarter of the ReLU's work."""
     result = functional.conv2d(x, weight, bias, stride, padding, dilation, groups)
-    if pool:
+    if tail == Tail.RELU_POOL:
         result = functional.max_pool2d(result, 2)
-    return functional.relu(result)
+    return result if tail == Tail.NOTHING else functional.relu(result)
 
 
 class ConvRelu(torch.autograd.Function):
@@ -67,22 +67,23 @@ class ConvRelu(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, pool: bool, way: int, way_back: int
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, tail: int, way: int, way_back: int
     ) -> Tensor:
         y: Tensor
-        y, code = _operator("forward", x)(x, weight, bias, padding, pool, way, True)
-        ctx.save_for_backward(x, weight, code if pool else y)
-        ctx.settings = padding, pool, way_back
+        y, code = _operator("forward", x)(x, weight, bias, padding, tail, way, True)
+        kept = y if tail == Tail.RELU else code if tail == Tail.RELU_POOL else None
+        ctx.save_for_backward(x, weight, kept)
+        ctx.settings = padding, tail, way_back
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError("FusedConvReLU has no second derivative: use torch.nn.Conv2d and torch.nn.ReLU")
         x, weight, kept = ctx.saved_tensors
         wanted = ctx.needs_input_grad
-        padding, pool, way = ctx.settings
-        grad_x, grad_weight, grad_bias = _operator("backward", x)(grad, x, weight, kept, padding, pool, way, wanted[0])
+        padding, tail, way = ctx.settings
+        if torch.is_grad_enabled():  # create_graph=True: PyTorch's operators have a second derivative
+            way = Way.TORCH
+        grad_x, grad_weight, grad_bias = _operator("backward", x)(grad, x, weight, kept, padding, tail, way, wanted[0])
         return (
             grad_x if wanted[0] else None,
             grad_weight if wanted[1] else None,
@@ -100,14 +101,17 @@ def _operator(name: str, x: Tensor) -> Callable[..., Any]:
 
 
 def forward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, pool: bool, way: int, keep: bool
+    x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, tail: int, way: int, keep: bool
 ) -> tuple[Tensor, Tensor | None]:
     kernels = native.load(x.dtype is torch.float64)
     if way != Way.TORCH and kernels is not None:
-        found = kernels.forward(x, weight, bias, padding, pool, way == Way.WINOGRAD, keep)
+        found = kernels.forward(x, weight, bias, padding, tail, way == Way.WINOGRAD, keep)
         if found is not None:
             return found
     output = functional.conv2d(x, weight, bias, padding=padding)
+    if tail == Tail.NOTHING:
+        return output, None
+    pool = tail == Tail.RELU_POOL
     if not (pool and keep):
         return (functional.max_pool2d(output, 2) if pool else output).relu_(), None
     y, index = functional.max_pool2d_with_indices(output, (2, 2))
@@ -117,15 +121,17 @@ def forward(
 
 
 def backward(
-    grad: Tensor, x: Tensor, weight: Tensor, kept: Tensor, padding: int, pool: bool, way: int, wants_x: bool
+    grad: Tensor, x: Tensor, weight: Tensor, kept: Tensor | None, padding: int, tail: int, way: int, wants_x: bool
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     kernels = native.load(x.dtype is torch.float64)
     if way != Way.TORCH and kernels is not None:
-        found = kernels.backward(grad, x, weight, kept, padding, pool, way == Way.WINOGRAD, wants_x)
+        found = kernels.backward(grad, x, weight, kept, padding, tail, way == Way.WINOGRAD, wants_x)
         if found is not None:
             return found
-    if pool:
-        height, width = result_size(x.shape, weight.shape, padding, pool=False)
+    if tail == Tail.NOTHING or kept is None:
+        whole = grad
+    elif tail == Tail.RELU_POOL:
+        height, width = result_size(x.shape, weight.shape, padding, Tail.RELU)
         whole = grad.new_zeros((*grad.shape[:2], height, width))
         for i in range(4):
             part = whole[:, :, i // 2 : height // 2 * 2 : 2, i % 2 : width // 2 * 2 : 2]
@@ -140,17 +146,17 @@ def backward(
 
 
 def _fake_forward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, pool: bool, way: int, keep: bool
+    x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, tail: int, way: int, keep: bool
 ) -> tuple[Tensor, Tensor]:
     layout = torch.channels_last if native.last_order(x) else torch.contiguous_format
-    size = (x.shape[0], weight.shape[0], *result_size(x.shape, weight.shape, padding, pool))
+    size = (x.shape[0], weight.shape[0], *result_size(x.shape, weight.shape, padding, tail))
     y = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=layout)
-    code = torch.empty_like(y, dtype=torch.uint8) if pool and keep else x.new_empty((0, 0, 0, 0), dtype=torch.uint8)
-    return y, code
+    coded = keep and tail == Tail.RELU_POOL
+    return y, torch.empty_like(y, dtype=torch.uint8) if coded else x.new_empty((0, 0, 0, 0), dtype=torch.uint8)
 
 
 def _fake_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, kept: Tensor, padding: int, pool: bool, way: int, wants_x: bool
+    grad: Tensor, x: Tensor, weight: Tensor, kept: Tensor | None, padding: int, tail: int, way: int, wants_x: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     layout = torch.channels_last if native.last_order(x) else torch.contiguous_format
     grad_x = torch.empty_like(x, memory_format=layout) if wants_x else x.new_empty(0)
@@ -162,13 +168,13 @@ def _fake_backward(
 def _define() -> None:
     """The same two functions as operators, which torch.compile puts into its graphs without looking inside. What they do on a CPU
     is in dispatch.py, which decides the way where that was left for later."""
-    words = "int padding, bool pool, int way, bool"
+    words = "int padding, int tail, int way, bool"
     torch.library.define(
         "lockstep::conv_relu_forward", f"(Tensor x, Tensor weight, Tensor? bias, {words} keep) -> (Tensor, Tensor)"
     )
     torch.library.define(
         "lockstep::conv_relu_backward",
-        f"(Tensor grad, Tensor x, Tensor weight, Tensor kept, {words} wants_x) -> (Tensor, Tensor, Tensor)",
+        f"(Tensor grad, Tensor x, Tensor weight, Tensor? kept, {words} wants_x) -> (Tensor, Tensor, Tensor)",
     )
     torch.library.register_fake("lockstep::conv_relu_forward", _fake_forward)
     torch.library.register_fake("lockstep::conv_relu_backward", _fake_backward)

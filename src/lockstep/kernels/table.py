@@ -15,13 +15,14 @@ import msgspec
 
 from lockstep.files import find_once, locked
 from lockstep.kernels import build
+from lockstep.kernels.way import Tail
 from lockstep.machine.cpu import cpu_model
 from lockstep.machine.facts import VARIABLES
 from lockstep.machine.native_code import folder
 from lockstep.measure.environment import version_of
 from lockstep.run import KERNELS_OF_RUN, read_json, write_atomic
 
-FORMAT = 2
+FORMAT = 3
 PLAIN = "plain"
 """PyTorch's own operators one after the other; the other names are ways inside of the fused operator, PyTorch's among them."""
 
@@ -36,6 +37,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
     width: int
     kernel: int
     padding: int
+    relu: bool
     pool: bool
     channels_last: bool
     dtype: str
@@ -44,6 +46,10 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
     """Whether there will be a backward pass …"""
     grad_x: bool
     """… and whether it gives the gradient of x too: not for a net's first layer."""
+
+    @property
+    def tail(self) -> Tail:
+        return Tail.RELU_POOL if self.pool else Tail.RELU if self.relu else Tail.NOTHING
 
 
 class Row(msgspec.Struct, frozen=True):

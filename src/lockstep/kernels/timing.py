@@ -99,11 +99,11 @@ def _contenders(layer: Layer, operands: _Operands) -> dict[str, Call]:
 
 
 def _plain(layer: Layer, o: _Operands) -> Call:
-    return lambda: op.plain(o.x, o.weight, o.bias, 1, layer.padding, 1, 1, layer.pool)
+    return lambda: op.plain(o.x, o.weight, o.bias, 1, layer.padding, 1, 1, layer.tail)
 
 
 def _fused(layer: Layer, o: _Operands, way: Way) -> Call:
-    return lambda: op.fused(o.x, o.weight, o.bias, layer.padding, layer.pool, way)
+    return lambda: op.fused(o.x, o.weight, o.bias, layer.padding, layer.tail, way)
 
 
 def _shortest(call: Call, operands: _Operands, count: int, clock: Callable[[], float]) -> tuple[float, float]:

@@ -21,14 +21,14 @@ def remarks(recipe: Recipe, model: nn.Module) -> list[str]:
     """Why PyTorch's operators compute all the same."""
     if recipe.fused is False:
         return []
-    from lockstep.kernels import FusedConvReLU, native
+    from lockstep.kernels import FastConv, native
 
-    fused = [module for module in model.modules() if isinstance(module, FusedConvReLU)]
+    fused = [module for module in model.modules() if isinstance(module, FastConv)]
     if recipe.fused == "auto":
         problem = native.problem() if fused else None
         return [f"fused=auto: PyTorch's own operators compute, since {problem}"] if problem else []
     if not fused:
-        problem = "the model has no Conv2d with a ReLU behind it (docs/kernels.md)"
+        problem = "the model has no Conv2d that they compute (docs/kernels.md)"
     elif all(module.weight.device.type != "cpu" for module in fused):
         problem = "the fused kernels are for the CPU"
     else:

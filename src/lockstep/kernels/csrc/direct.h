@@ -64,7 +64,7 @@ void forward_images(const Problem& p, const Forward& a, int64_t first, int64_t l
     for (int64_t top = 0; top < p.out_height(); top += strip) {
       int64_t rows = smaller(strip, p.out_height() - top);
       convolve<K>(x, planes.row, planes.x_plane, p.in_channels, channels, static_cast<const Real*>(a.weights),
-                  static_cast<const Real*>(a.bias), 0, whole ? spans : spans.of_rows(top, rows, p.out_height()),
+                  static_cast<const Real*>(a.bias), p.relu ? 0 : kLowest, whole ? spans : spans.of_rows(top, rows, p.out_height()),
                   straight ? reinterpret_cast<Real*>(y) : outputs, straight ? size : planes.g_plane);
       if (!straight && !p.pool) {
         out_of_planes(outputs + top * spans.out_row, spans.out_row, planes.g_plane, p.channels_last, channels, rows, width,
@@ -99,6 +99,10 @@ void gradient_into_planes(const Problem& p, const Planes& planes, const Backward
   int64_t height = p.y_height(), width = p.y_width(), size = height * width, offset = (n * p.out_channels + first) * size;
   const T* grad = static_cast<const T*>(a.grad) + offset;
   Real* to = g + planes.first;
+  if (!p.relu) {
+    into_planes(Plain<T>{grad}, p.channels_last, channels, height, width, to, planes.row, planes.g_plane);
+    return;
+  }
   if (!p.pool) {
     into_planes(Masked<T>{grad, static_cast<const T*>(a.y) + offset}, p.channels_last, channels, height, width, to, planes.row,
                 planes.g_plane);
@@ -146,7 +150,7 @@ bool backward_images(const Problem& p, const Backward& a, int64_t first, int64_t
     if (!a.weights) continue;
     Real* image = static_cast<Real*>(a.grad_x) + (straight ? offset : 0);
     convolve<K>(g + planes.origin, planes.row, planes.g_plane, p.out_channels, p.in_channels, static_cast<const Real*>(a.weights), nullptr,
-                -static_cast<Real>(__builtin_huge_val()), spans, straight ? image : outputs,
+                kLowest, spans, straight ? image : outputs,
                 straight ? p.height * p.width : planes.x_plane);
     if (!straight) {
       out_of_planes(outputs, spans.out_row, planes.x_plane, p.channels_last, p.in_channels, p.height, p.width,

@@ -59,8 +59,8 @@ struct Job {
   int64_t threads = omp_get_max_threads();
 
   Job(const int64_t* n, const void* weights) {
-    p = {n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8] != 0, n[9] != 0, n[10] ? Type::bfloat16 : Type::real};
-    weight = {const_cast<void*>(weights), n[11], n[12], n[13], n[14]};
+    p = {n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8] != 0, n[9] != 0, n[10] != 0, n[11] ? Type::bfloat16 : Type::real};
+    weight = {const_cast<void*>(weights), n[12], n[13], n[14], n[15]};
     algorithm = n[0] ? &winograd_algorithm : &direct_algorithm;
   }
 
@@ -118,7 +118,7 @@ EXPORTED int lockstep_forward(const int64_t* numbers, const void* x, const void*
                       });
 }
 
-// `kept` is y, or with a pool its code. grad_x may be nullptr. grad_weight lies as weight does.
+// `kept` is y, or with a pool its code; without a ReLU nobody looks at it. grad_x may be nullptr. grad_weight lies as weight does.
 EXPORTED int lockstep_backward(const int64_t* numbers, const void* grad, const void* kept, const void* x, const void* weight,
                                  void* grad_x, void* grad_weight, void* grad_bias) {
   Job job(numbers, weight);

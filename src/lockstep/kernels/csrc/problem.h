@@ -8,10 +8,10 @@ namespace lockstep {
 // How images and gradients are stored. Weights and biases are always numbers of the kernels' own type.
 enum class Type { real, bfloat16 };
 
-// Convolution with stride 1 and a square kernel, bias, ReLU, and a 2x2 max-pool if asked for.
+// Convolution with stride 1, a square kernel and bias; then a ReLU, and behind it a 2x2 max-pool, if asked for.
 struct Problem {
   int64_t batch, in_channels, out_channels, height, width, kernel, padding;
-  bool pool, channels_last;
+  bool relu, pool, channels_last;  // no pool without a ReLU
   Type type;
 
   // Of the convolution.
@@ -41,7 +41,7 @@ struct Forward {
 
 struct Backward {
   const void* grad;
-  const void* y;        // without pool: where it is 0, no gradient passes
+  const void* y;        // with a ReLU and no pool: where it is 0, no gradient passes
   const uint8_t* code;  // with pool
   const void* x;
   const void* weights;  // packed for the way back; nullptr where the gradient of x is not wanted

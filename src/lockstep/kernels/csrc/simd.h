@@ -143,6 +143,7 @@ INLINE void store_one(Bfloat16* to, Real value) {
 }
 
 // NaN stays NaN, as in PyTorch: the comparison with it is false.
+constexpr Real kLowest = -static_cast<Real>(__builtin_huge_val());
 INLINE Vec at_least(Vec value, Vec least) { return value < least ? least : value; }
 
 INLINE Real total(Vec value) {

@@ -86,7 +86,9 @@ template <class T>
 void gradient_into_pixels(const Problem& p, const Shape& s, const Backward& a, int64_t n, Real* g, Real* pooled, Real* codes) {
   int64_t offset = n * p.out_channels * p.y_height() * p.y_width(), channels = p.out_channels;
   const T* grad = static_cast<const T*>(a.grad) + offset;
-  if (!p.pool) {
+  if (!p.relu) {
+    into_pixels(Plain<T>{grad}, p.channels_last, channels, p.out_height(), p.out_width(), g, s.g_row, s.out);
+  } else if (!p.pool) {
     into_pixels(Masked<T>{grad, static_cast<const T*>(a.y) + offset}, p.channels_last, channels, p.out_height(), p.out_width(),
                 g, s.g_row, s.out);
   } else if (p.channels_last) {

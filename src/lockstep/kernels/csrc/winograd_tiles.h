@@ -142,21 +142,21 @@ INLINE void input_tile(const Real* x, int64_t row, int64_t channels, Real* to, i
   }
 }
 
-// The outputs of the tile in row `a`, column `b`, with bias, ReLU and perhaps pool. `y` and `code` are where the results of that row of tiles
+// The outputs of the tile in row `a`, column `b`, with bias, and perhaps ReLU and pool. `y` and `code` are where the results of that row of tiles
 // begin; pixels are `pixel` apart.
 template <class T, class C>
 INLINE void output_tile(const Problem& p, const Real* from, int64_t plane, int64_t channels, const Real* bias, int64_t a,
                         int64_t b, T* y, C* code, int64_t pixel) {
   int64_t height = p.out_height() - kOut * a, width = p.out_width() - kOut * b;
   for (int64_t c = 0; c < channels; c += kLanes) {
-    Vec result[kOut][kOut], shift = load(bias + c);
+    Vec result[kOut][kOut], shift = load(bias + c), least = p.relu ? Vec{} : fill(kLowest);
     both_sides<At>([&](int i, int j) INLINED { return load(from + (i * kIn + j) * plane + c); },
                    [&](int i, int j, Vec value) INLINED { result[i][j] = value + shift; });
     if (!p.pool) {
       T* to = y + kOut * b * pixel + c;
       UNROLL for (int i = 0; i < kOut; i++) {
         UNROLL for (int j = 0; j < kOut; j++) {
-          if (i < height && j < width) store(to + (i * p.out_width() + j) * pixel, at_least(result[i][j], Vec{}));
+          if (i < height && j < width) store(to + (i * p.out_width() + j) * pixel, at_least(result[i][j], least));
         }
       }
       continue;
