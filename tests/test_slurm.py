@@ -312,6 +312,65 @@ def test_ctrl_c_cancels_the_job(on_cluster: Cli, cluster: Cluster) -> None:
     assert "JobState=CANCELLED" in cluster("scontrol", "-o", "show", "job", job).stdout
 
 
+def test_a_job_is_left_and_followed_from_elsewhere(on_cluster: Cli, cluster: Cluster, alone: dict[str, Any]) -> None:
+    left = on_cluster("run", *SHORT, *ON_SLURM, "hosts=2", "ranks=2", "--name", "left", "--detach")
+    assert left.returncode == 0, left.stderr
+    assert not left.stdout
+    job = (read_json(on_cluster.runs / "left" / "job.json") or {})["job"]
+    assert left.stderr.strip().splitlines()[-1] == (
+        f"Slurm job {job} goes on; go back to it: lockstep follow left; end it: scancel {job}"
+    )
+    followed = on_cluster("follow", "left", "--json")
+    assert followed.returncode == 0, followed.stderr
+    assert_same_as_alone(json.loads(followed.stdout), alone)
+    again = on_cluster("follow", "left")  # it is over: the results at once
+    assert again.returncode == 0
+    assert "test accuracy" in again.stdout
+
+
+def test_closing_the_terminal_does_not_cancel_the_job(on_cluster: Cli, cluster: Cluster) -> None:
+    process, run, job = started(on_cluster, "hosts=2", "ranks=2")
+    process.send_signal(signal.SIGHUP)
+    _, errors = process.communicate(timeout=40)
+    assert process.returncode == 129, errors
+    assert f"Slurm job {job} goes on" in errors
+    assert "JobState=RUNNING" in cluster("scontrol", "-o", "show", "job", job).stdout
+    # Whoever stops following does not stop it either …
+    following = on_cluster.start("follow", run.id)
+    assert following.stderr
+    wait_for(lambda: following.poll() is not None or "epoch" in following.stderr.readline(), what="progress")
+    following.send_signal(signal.SIGINT)
+    _, errors = following.communicate(timeout=40)
+    assert following.returncode == 130, errors
+    assert "no longer following" in errors
+    assert "JobState=RUNNING" in cluster("scontrol", "-o", "show", "job", job).stdout
+    # … and who follows a job that was cancelled meanwhile is told.
+    cluster("scancel", job)
+    cancelled = on_cluster("follow", run.id)
+    assert cancelled.returncode == 3
+    assert f"Slurm job {job} was cancelled (scancel)" in cancelled.stderr.strip().splitlines()[-1]
+    assert run.status()["state"] == "failed"
+
+
+def test_a_dry_run_prints_the_script(cli: Cli) -> None:
+    done = cli("run", *SHORT, *ON_SLURM, "hosts=2", "ranks=2", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "#SBATCH --nodes=2" in done.stdout
+    assert "exec srun" in done.stdout
+    assert not list(cli.runs.glob("*"))
+
+
+def test_what_ends_with_its_command_cannot_be_left(cli: Cli) -> None:
+    done = cli("run", *SHORT, "--detach")
+    assert done.returncode == 2
+    assert "--detach: launcher=single ends with this command" in done.stderr
+    assert not list(cli.runs.glob("*"))
+    cli.environment |= {"SLURM_JOB_ID": "7"}
+    inside = cli("run", *SHORT, *ON_SLURM, "--detach")
+    assert inside.returncode == 2
+    assert "--detach: this is inside Slurm job 7" in inside.stderr
+
+
 def test_a_queued_job_says_why_and_can_be_stopped(on_cluster: Cli, cluster: Cluster) -> None:
     process = on_cluster.start("run", *ENDLESS, "hosts=2", "ranks=2", 'slurm.directives=["--hold"]')
     assert process.stderr

@@ -40,6 +40,12 @@ class RunCancelled(LockstepError):
     exit_code = 130
 
 
+class RunLeft(LockstepError):
+    """Nobody follows the run any more, and it goes on: a batch job whose terminal was closed."""
+
+    exit_code = 129
+
+
 def first_line(error: BaseException) -> str:
     """The first line of what an error says, or its kind if it says nothing."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

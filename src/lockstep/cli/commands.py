@@ -31,6 +31,7 @@ COMMANDS = {
     "comms": "Measure every collective on every backend; see which backend can do what.",
     "run": "Train a recipe on a placement; a run folder comes out.",
     "attach": "Time any training command, unedited: where do its steps go?",
+    "follow": "Go back to a run that is under way, and see it to its end.",
     "runs": "List the runs.",
     "show": "Show one run: results, where the time went, every rank.",
     "verify": "Prove that N ranks compute the same as one process.",

@@ -37,6 +37,7 @@ def repeated_options(context: click.Context, folder: Path, spec: Any) -> list[st
 def show_plan(words: tuple[str, ...], folder: Path, spec: Any, as_json: bool) -> None:
     from lockstep.launch import starts_of
     from lockstep.launch.describe import exchanged_bytes, host_commands
+    from lockstep.launch.slurm import script
     from lockstep.placement import one_command_per_host
     from lockstep.settings import as_toml
 
@@ -46,6 +47,7 @@ def show_plan(words: tuple[str, ...], folder: Path, spec: Any, as_json: bool) ->
     raw = [[start.words() for start in starts_of(spec, folder, host)] for host in hosts]
     options = repeated_options(click.get_current_context(), folder, spec)
     commands = host_commands(words, options, spec.placement.hosts) if per_host else []
+    batch = script.text(spec, folder) if spec.placement.launcher == "slurm" else None
     if as_json:
         print_json(
             {
@@ -54,6 +56,7 @@ def show_plan(words: tuple[str, ...], folder: Path, spec: Any, as_json: bool) ->
                 "exchange": payload,
                 "host_commands": commands,
                 "launch": raw,
+                **({"script": batch} if batch else {}),
             }
         )
         return
@@ -72,3 +75,6 @@ def show_plan(words: tuple[str, ...], folder: Path, spec: Any, as_json: bool) ->
     for starts in raw if commands else raw[:1]:
         for argv in starts:
             click.echo(shlex.join(argv))
+    if batch:
+        click.echo(f"# {script.NAME}:")
+        click.echo(batch, nl=False)

@@ -32,6 +32,7 @@ Examples:
   lockstep run train.py ranks=2 -- --width 64       your own training loop (docs/own-loop.md)
   lockstep run --checkpoint-every 1 epochs=20       … and after a crash: lockstep run --resume last
   lockstep run ranks=2 --trace 20 --profile 5       where the time of 20 steps went (docs/timeline.md)
+  lockstep run launcher=slurm hosts=2 ranks=4 --detach    a job that goes on; then: lockstep follow last
   lockstep run ranks=4 hosts=2 rendezvous=10.0.0.1:29500 --dry-run
 
 \b
@@ -63,6 +64,11 @@ docs/recipes.md and docs/placements.md say what each means.
 @click.option("--trace", type=click.IntRange(1, 1000), help="Keep the timeline of N steps after warm-up.")
 @click.option("--profile", type=click.IntRange(1, 100), help="Run torch's profiler over N steps: a table of operators.")
 @click.option("--host-index", type=whole(0, 100_000), help="With hosts=N: which of them this one is, 0 to N-1.")
+@click.option(
+    "--detach",
+    is_flag=True,
+    help="With launcher=slurm: submit the job and leave it; 'lockstep follow' goes back to it.",
+)
 @click.option("--dry-run", is_flag=True, help="Show what would run, and start nothing.")
 @click.option("--quiet", is_flag=True, help="No progress.")
 @json_option
@@ -72,6 +78,7 @@ def command(
     runs: Path | None,
     resume: str | None,
     host_index: int | None,
+    detach: bool,
     dry_run: bool,
     quiet: bool,
     as_json: bool,
@@ -105,10 +112,13 @@ def command(
             runs=runs,
             name=name,
             host_index=host_index,
+            detach=detach,
             tell=note,
             quiet=quiet,
             progress=progress,
         )
+    if detach and not as_json:
+        return
     if host_index:
         return  # the first host has the results
     from lockstep.cli.show import document, print_run

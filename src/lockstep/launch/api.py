@@ -6,9 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lockstep.errors import InputError
+from lockstep.launch import detached
 from lockstep.launch.execution import execute
 from lockstep.launch.preparation import prepare
 from lockstep.launch.remarks import cannot_look, decisions, remarks, warnings
+from lockstep.launch.slurm import launcher as slurm
 from lockstep.launch.supervise import Progress
 from lockstep.machine import facts
 from lockstep.placement import Placement
@@ -24,15 +26,28 @@ def train(
     runs: Path | None = None,
     name: str | None = None,
     host_index: int | None = None,
+    detach: bool = False,
     tell: Callable[[str], None],
     quiet: bool = False,
     progress: Progress | None = None,
 ) -> Run:
-    """Train a recipe on a placement, in processes of its own, and return the finished run. `quiet`: tell warnings alone."""
-    run, spec = prepare(recipe, placement, options, runs, name, host_index, lambda spec: check(spec, tell))
+    """Train a recipe on a placement, in processes of its own, and return the finished run. `quiet`: tell warnings alone.
+
+    `detach`: submit it as a Slurm job, and return the run while it goes on.
+    """
+
+    def looked_at(spec: Spec) -> None:
+        check(spec, tell)
+        if detach:
+            detached.check(spec)
+
+    run, spec = prepare(recipe, placement, options, runs, name, host_index, looked_at)
     if not quiet:
         for line in [*([] if options.script else [spec.plan.line()]), *decisions(spec), *remarks(spec)]:
             tell(line)
+    if detach:
+        tell(slurm.goes_on(run, slurm.leave(run, spec)))
+        return run
     if spec.placement.device == "cpu" and spec.placement.launcher != "slurm":
         facts.start_in_background()
     return execute(run, spec, host_index or 0, progress)

@@ -35,14 +35,21 @@ class FolderWatch:
         return None if same else FolderError(f"the run folder {self._folder} was removed while the run was under way")
 
 
+class HungUp(BaseException):
+    """The terminal was closed."""
+
+
 @contextmanager
-def signals_as_interrupt() -> Iterator[list[int]]:
-    """SIGTERM and SIGHUP stop a run as Ctrl-C does: in order, keeping what was measured. The list is of those that came."""
+def signals_as_interrupt(hung_up: type[BaseException] = KeyboardInterrupt) -> Iterator[list[int]]:
+    """SIGTERM and SIGHUP stop a run as Ctrl-C does: in order, keeping what was measured. The list is of those that came.
+
+    `hung_up`: what a closed terminal raises instead.
+    """
     received: list[int] = []
 
     def interrupt(number: int, frame: Any) -> None:
         received.append(number)
-        raise KeyboardInterrupt
+        raise hung_up if number == signal.SIGHUP else KeyboardInterrupt
 
     try:
         before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}

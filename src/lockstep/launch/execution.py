@@ -6,7 +6,7 @@ import shutil
 import threading
 from contextlib import nullcontext
 
-from lockstep.errors import LockstepError, RunCancelled
+from lockstep.errors import LockstepError, RunCancelled, RunLeft
 from lockstep.launch import launchers
 from lockstep.launch.emulated import launcher as emulated
 from lockstep.launch.emulated import network as emulate
@@ -26,6 +26,7 @@ def execute(
 
     `stop`: for another thread to stop the ranks as Ctrl-C would. A batch job is stopped by Ctrl-C alone.
     """
+    left = False
     try:
         with emulate.network(spec.placement) if spec.placement.emulated else nullcontext() as network:
             if spec.placement.launcher == "slurm":
@@ -44,14 +45,22 @@ def execute(
         problem = folder_error(run.folder, error)
         _did_not_start(run, host_index, "failed", str(problem))
         raise problem from None
+    except RunLeft:
+        left = True
+        raise
     except LockstepError as error:
         _did_not_start(run, host_index, "failed", str(error))
         raise
     finally:
-        if run.made_here:
-            run.release_reserve()
-            shutil.rmtree(run.folder / DATA, ignore_errors=True)
+        if run.made_here and not left:
+            clear_up(run)
     return run
+
+
+def clear_up(run: Run) -> None:
+    """What was there only for a run under way."""
+    run.release_reserve()
+    shutil.rmtree(run.folder / DATA, ignore_errors=True)
 
 
 def _did_not_start(run: Run, host_index: int, state: str, cause: str) -> None:

@@ -1,4 +1,4 @@
-"""`slurm`: submit a run as a batch job and follow it; inside an allocation, start its ranks there.
+"""`slurm`: submit a run as a batch job and follow it, or leave it to itself; inside an allocation, start its ranks there.
 
 One run from its folder to its end. The single steps, `submit`, `state` and `cancel`, are in job.py, for whoever has many
 jobs under way at once.
@@ -19,19 +19,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lockstep.errors import InputError, RunFailed
+from lockstep.errors import InputError, RunCancelled, RunFailed, RunLeft
 from lockstep.launch.base import Start
 from lockstep.launch.cause import failure, first_cause
-from lockstep.launch.ending import FolderWatch, recorded_end, signals_as_interrupt
+from lockstep.launch.ending import FolderWatch, HungUp, recorded_end, signals_as_interrupt
 from lockstep.launch.slurm import script
 from lockstep.launch.slurm.job import LEAVE_S, LOOK_S, RECORD, JobState, cancel, end, state, submit
-from lockstep.launch.stall import StallWatch
+from lockstep.launch.stall import Stalled, StallWatch
 from lockstep.launch.supervise import PROGRESS_S, Progress, Reporter, supervise
 from lockstep.run import Run, Spec, folder_problem, read_json
 from lockstep.text import last_line
 from lockstep.units import counted
 
-__all__ = ["JobState", "cancel", "follow", "starts", "state", "submit"]
+__all__ = ["JobState", "cancel", "follow", "leave", "rejoin", "starts", "state", "submit"]
 
 # Slurm is asked often at first, then seldom, because a controller serves thousands of jobs.
 LOOK_SELDOM_S, SELDOM_AFTER_S = 5.0, 60.0
@@ -76,6 +76,43 @@ def follow(run: Run, spec: Spec, progress: Progress | None, stop: threading.Even
         _follow_job(run, spec, progress)
 
 
+def leave(run: Run, spec: Spec) -> str:
+    """Submit it, and leave it to the cluster. Returns the job's id."""
+    _check_commands("sbatch")
+    with signals_as_interrupt(), recorded_end(run, FolderWatch(run), dict):
+        return _submit(run, spec)
+
+
+def rejoin(run: Run, progress: Progress | None) -> None:
+    """Follow a job that was left, to its end. Whoever stops following does not stop the job."""
+    _check_commands("scontrol")
+    spec, job = run.spec(), submitted(run)
+    assert job is not None
+    watch = FolderWatch(run)
+    try:
+        with signals_as_interrupt(hung_up=HungUp):
+            ended = _watch(run, spec, job, watch, progress)
+    except KeyboardInterrupt:
+        raise RunCancelled(f"no longer following: {goes_on(run, job)}") from None
+    except HungUp:
+        raise RunLeft(f"the terminal was closed: {goes_on(run, job)}") from None
+    except Stalled as stalled:
+        end(job)
+        run.write_final_status("stalled", cause=stalled.cause, rank=stalled.rank, job=job)
+        raise RunFailed(f"run stalled: {stalled.cause}; what was measured is in {run.folder}") from None
+    conclude(run, job, ended)
+
+
+def submitted(run: Run) -> str | None:
+    """The run's job, if it was submitted as one."""
+    job = (read_json(run.folder / RECORD) or {}).get("job")
+    return str(job) if job else None
+
+
+def goes_on(run: Run, job: str) -> str:
+    return f"Slurm job {job} goes on; go back to it: lockstep follow {run.id}; end it: scancel {job}"
+
+
 def _check_commands(name: str) -> None:
     missing = [name for name in (name, "scontrol", "scancel") if shutil.which(name) is None]
     if missing:
@@ -116,14 +153,24 @@ def _follow_job(run: Run, spec: Spec, progress: Progress | None) -> None:
         return {"job": job}
 
     with signals_as_interrupt():
-        with recorded_end(run, watch, take_back):
-            # No supervisor_pid: the job lives on without us, and its ranks' signs of life say how it does.
-            run.write_status("starting", host=platform.node())
-            job = submit(run, spec)
-            if run.recorded_status()["state"] == "starting":
-                run.write_status("starting", host=platform.node(), job=job)
-            ended = _watch(run, spec, job, watch, progress)
+        try:
+            with recorded_end(run, watch, take_back):
+                job = _submit(run, spec)
+                with signals_as_interrupt(hung_up=HungUp):
+                    ended = _watch(run, spec, job, watch, progress)
+        except HungUp:
+            assert job is not None
+            raise RunLeft(f"the terminal was closed: {goes_on(run, job)}") from None
         conclude(run, job, ended)
+
+
+def _submit(run: Run, spec: Spec) -> str:
+    # No supervisor_pid: the job lives on without us, and its ranks' signs of life say how it does.
+    run.write_status("starting", host=platform.node())
+    job = submit(run, spec)
+    if run.recorded_status()["state"] == "starting":
+        run.write_status("starting", host=platform.node(), job=job)
+    return job
 
 
 def _watch(run: Run, spec: Spec, job: str, watch: FolderWatch, progress: Progress | None) -> JobState:
