@@ -44,14 +44,17 @@ SelectTypeParameters=CR_Core
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
 EnforcePartLimits=ALL
 ReturnToService=2
-KillWait=2
+KillWait=5
 SlurmdTimeout=5
 MessageTimeout=3
 MailProg=/bin/true
 SlurmdParameters=config_overrides
 NodeName=node1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={port1} CPUs=2 State=UNKNOWN
 NodeName=node2 NodeHostname=localhost NodeAddr=127.0.0.1 Port={port2} CPUs=2 State=UNKNOWN
-PartitionName=test Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=test Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=30
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10
 """
 
 

@@ -10,11 +10,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lockstep.errors import InputError
 from lockstep.launch import mpirun
@@ -52,6 +53,7 @@ SCRIPTS = {
         ),
     ),
     "gpu": Placement(launcher="slurm", hosts=2, ranks=8, threads=8, device="cuda"),
+    "requeue": Placement(launcher="slurm", hosts=2, ranks=2, threads=1, slurm=Slurm(time="02:00:00", requeue=True)),
     "mpi": Placement(launcher="slurm", ranks=2, threads=1, backend="mpi", slurm=Slurm(mpi="pmi2", gres="fpga:1")),
 }
 
@@ -350,6 +352,75 @@ def test_closing_the_terminal_does_not_cancel_the_job(on_cluster: Cli, cluster: 
     assert cancelled.returncode == 3
     assert f"Slurm job {job} was cancelled (scancel)" in cancelled.stderr.strip().splitlines()[-1]
     assert run.status()["state"] == "failed"
+
+
+ONCE_MORE = (*SHORT, "epochs=60", *ON_SLURM, "hosts=2", "ranks=2", "slurm.requeue=true", "slurm.grace=50")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(module_cli: Cli) -> dict[str, torch.Tensor]:
+    """The weights of the same training, which nobody interrupts."""
+    document = module_cli.run(*SHORT, "epochs=60", "threads=1", "ranks=2", "strategy=ddp")
+    weights: dict[str, torch.Tensor] = torch.load(Path(document["run"]) / "model.pt", weights_only=True)
+    return weights
+
+
+def by_scontrol(cluster: Cluster, job: str) -> None:
+    cluster("scontrol", "requeue", job)
+
+
+def by_an_urgent_job(cluster: Cluster, job: str) -> None:
+    cluster("srun", "--partition=urgent", "-N2", "--ntasks-per-node=1", "--cpus-per-task=2", "--exclusive", "true")
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("interrupt", [by_scontrol, by_an_urgent_job])
+def test_a_job_that_gives_way_goes_on_as_the_same_run_with_the_same_bits(
+    on_cluster: Cli,
+    cluster: Cluster,
+    undisturbed: dict[str, torch.Tensor],
+    interrupt: Callable[[Cluster, str], None],
+) -> None:
+    left = on_cluster("run", *ONCE_MORE, "--name", "again", "--detach", "--checkpoint-every", "1000")
+    assert left.returncode == 0, left.stderr
+    run = Run(on_cluster.runs / "again")
+    job = str((read_json(run.folder / "job.json") or {})["job"])
+    steps = lambda: len(read_steps(run.rank_folder(1) / "steps.bin"))  # noqa: E731
+    wait_for(lambda: steps() > 30, seconds=60, what="steps")
+    interrupt(cluster, job)
+    wait_for(lambda: list((run.folder / "checkpoints").glob("*.json")), seconds=60, what="a checkpoint")
+    followed = on_cluster("follow", "again", "--json")
+    assert followed.returncode == 0, followed.stderr
+    document = json.loads(followed.stdout)
+    assert "Restarts=1" in cluster("scontrol", "-o", "show", "job", job).stdout
+    assert document["ranks_agree"]
+    assert [record["epoch"] for record in run.epochs()] == list(range(1, 61))
+    assert steps() == run.spec().plan.total_steps
+    for name, tensor in torch.load(run.folder / "model.pt", weights_only=True).items():
+        assert torch.equal(tensor, undisturbed[name]), name
+
+
+@pytest.mark.skipif("LOCKSTEP_SLOW_TESTS" not in os.environ, reason="takes 2 minutes: set LOCKSTEP_SLOW_TESTS=1")
+@pytest.mark.timeout(400)
+def test_ahead_of_its_time_limit_a_job_queues_again(on_cluster: Cli, cluster: Cluster) -> None:
+    left = on_cluster(
+        "run", *ENDLESS, "slurm.requeue=true", "slurm.grace=50", "slurm.time=00:01:00", "--name", "again", "--detach"
+    )
+    assert left.returncode == 0, left.stderr
+    run = Run(on_cluster.runs / "again")
+    job = str((read_json(run.folder / "job.json") or {})["job"])
+    wait_for(
+        lambda: "Restarts=1" in cluster("scontrol", "-o", "show", "job", job).stdout, seconds=120, what="a second turn"
+    )
+    wait_for(lambda: run.recorded_status()["state"] == "running", seconds=120, what="its ranks")
+    cluster("scancel", job)
+    assert on_cluster("follow", "again").returncode == 3
+
+
+def test_what_cannot_give_way_is_refused(cli: Cli) -> None:
+    done = cli("run", *SHORT, *ON_SLURM, "slurm.requeue=true", "slurm.ranks_by=torchrun")
+    assert done.returncode == 2
+    assert "torchrun ends its ranks before they can keep a checkpoint: slurm.ranks_by=srun" in done.stderr
 
 
 def test_a_dry_run_prints_the_script(cli: Cli) -> None:

@@ -75,6 +75,10 @@ class Slurm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """More lines for the script, without the leading #SBATCH, for example --exclusive."""
     setup: list[str] = []
     """Shell lines before the ranks start, for example module load cuda."""
+    requeue: bool = False
+    """Whether a job that has to give way keeps a checkpoint, queues again and goes on as the same run."""
+    grace: Annotated[int, Meta(ge=1, le=65_535)] = 60
+    """With requeue: how many seconds before its time limit a job keeps its checkpoint and queues again."""
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -19,7 +19,7 @@ from lockstep.measure.recorder import write_failure
 from lockstep.process import die_with_parent, end_now, import_torch, pin, redirect_output
 from lockstep.recipe import Recipe
 from lockstep.resolve.checks import check_number_formats
-from lockstep.run import KERNELS, KERNELS_OF_RUN, FolderError, Run, Spec, folder_problem, write_atomic
+from lockstep.run import KERNELS, KERNELS_OF_RUN, QUEUE_AGAIN, FolderError, Run, Spec, folder_problem, write_atomic
 
 if TYPE_CHECKING:
     from lockstep.training.context import Context
@@ -76,14 +76,26 @@ def _train(context: Context) -> None:
         probe.measure(run, context.spec, rank, context.device)
         return
     from lockstep.training.assemble import assemble
+    from lockstep.training.leaving import Leave
 
     trainer = assemble(context)
-    if options.turns:
-        trainer.race()
-    else:
-        trainer.fit()
+    try:
+        trainer.race() if options.turns else trainer.fit()
+    except Leave:
+        _give_way(run, rank)
+        return
     if rank.is_first:
         run.write_done()
+
+
+def _give_way(run: Run, rank: Rank) -> None:
+    """Say that the run waits for its nodes, and ask the job's script to queue it again."""
+    if not rank.is_first:
+        return
+    status = run.recorded_status()
+    kept = {key: status[key] for key in ("host", "job") if key in status}
+    run.write_status("starting", cause="gave its nodes back, and waits for others", **kept)
+    (run.folder / QUEUE_AGAIN).touch()
 
 
 def main() -> None:
@@ -93,7 +105,8 @@ def main() -> None:
     folder = run.rank_folder(rank.rank)
     die_with_parent()
     redirect_output(folder / "log.txt")
-    (folder / "failure.json").unlink(missing_ok=True)  # of an attempt before this one; its log stays
+    for name in ("failure.json", "exit.json"):  # of an attempt before this one; its log stays
+        (folder / name).unlink(missing_ok=True)
     if spec.placement.pin and spec.placement.device == "cpu":
         # Emulated hosts share this machine's cores, so there the rank's place in the whole world counts.
         place = (rank.rank, rank.world) if spec.placement.emulated else (rank.local_rank, rank.local_world)

@@ -35,7 +35,7 @@ def main() -> None:
     def pass_on(number: int, frame: Any) -> None:
         worker.send_signal(number)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, pass_on)
     code = worker.wait()
     if code < 0:

@@ -12,6 +12,7 @@ import msgspec
 from lockstep import models, task
 from lockstep.data import check_name as check_data_name
 from lockstep.data import fit, open_data
+from lockstep.errors import InputError
 from lockstep.launch.launchers import starts_of
 from lockstep.measure.environment import version_of
 from lockstep.placement import Placement
@@ -50,7 +51,11 @@ def draft_of(
     recipe: Recipe, placement: Placement, options: Options | None, runs: Path | None, name: str | None
 ) -> Draft:
     recipe, placement, options = checked(recipe), checked(placement), checked(options or Options())
-    if placement.max_restarts and options.checkpoint_every is None:
+    if placement.slurm.requeue and options.script:
+        raise InputError(
+            "slurm.requeue=true: a loop of your own keeps no checkpoint that Lockstep could go on from: leave it out"
+        )
+    if (placement.max_restarts or placement.slurm.requeue) and options.checkpoint_every is None:
         options = msgspec.structs.replace(options, checkpoint_every=1)
     if options.script:
         recipe = script_recipe(recipe, placement, options)

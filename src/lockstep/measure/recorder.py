@@ -183,6 +183,16 @@ class Recorder:
         self.logging_seconds += perf_counter() - started
 
     def close(self, summary: dict[str, Any]) -> None:
+        self._stop()
+        write_atomic(self.folder / "summary.json", summary)
+        self.beat("done", step=self._before + self.log.count)
+
+    def leave(self) -> None:
+        """Before the end of the run, which goes on in another process."""
+        self._stop()
+        self.beat("left", step=self._before + self.log.count)
+
+    def _stop(self) -> None:
         self._ended.set()
         self._pulse.join()
         self.clock.flush()
@@ -190,8 +200,6 @@ class Recorder:
             self._try(extra.close)
         self.log.close()
         self.events.close()
-        write_atomic(self.folder / "summary.json", summary)
-        self.beat("done", step=self._before + self.log.count)
 
 
 def write_failure(run: Run, record: dict[str, Any]) -> bool:

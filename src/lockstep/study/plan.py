@@ -208,6 +208,8 @@ def _placed_as_before(placement: dict[str, Any]) -> dict[str, Any]:
     found = {**placement, "ddp": {**ddp, "find_unused_parameters": ddp["find_unused_parameters"] is True}}
     if found["fsdp"] == msgspec.to_builtins(Fsdp()):
         del found["fsdp"]
+    # How a job gives way changes nothing that is measured of it.
+    found["slurm"] = {key: value for key, value in found["slurm"].items() if key not in ("requeue", "grace")}
     return found
 
 

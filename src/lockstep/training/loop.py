@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from lockstep.data.batches import Batches, sample_order
 from lockstep.measure.memory import bytes_of
 from lockstep.training.checkpoint import Position
 from lockstep.training.evaluate import Evaluation, evaluate
+from lockstep.training.leaving import Leave, Votes
 from lockstep.training.member import Member
 from lockstep.training.recipe_step import RecipeStep, TrainState
 from lockstep.training.stopping import Stopping
@@ -23,9 +23,6 @@ from lockstep.training.turns import Parted, Turns
 
 if TYPE_CHECKING:  # only recipes with quantize=qat need it
     from lockstep.quantize.training import Qat
-
-# With a time limit, ranks ask each other after this many steps whether it is over: the decision must be collective.
-VOTE_EVERY_STEPS = 20
 
 SaveCheckpoint = Callable[[Position, Stopping, dict[str, Any], bool], None]
 
@@ -62,7 +59,9 @@ class Trainer:
         self._compile_seconds = compile_seconds
         self._epochs = -(-step // self._context.plan.steps_per_epoch)
         """The number of the last epoch that has a record."""
-        self._started = time.time()
+        placement, options = self._context.placement, self._context.options
+        gives_way = placement.launcher == "slurm" and placement.slurm.requeue
+        self._votes = Votes(step, options.time_limit_s, gives_way and not (options.turns or options.probe))
         self._stopped: str | None = stopping.reason()
 
     def fit(self) -> None:
@@ -124,6 +123,7 @@ class Trainer:
         whole = self._step % plan.steps_per_epoch == 0
         if not whole:  # before the evaluation, which a run that was not stopped here would not make
             self._checkpoint(at_end=True)
+            self._give_way()
         begin = perf_counter()
         test = self._evaluate(epoch, plan.test_samples)
         self._recorder.aside("evaluation", begin)
@@ -144,8 +144,16 @@ class Trainer:
             self._stopping.keep(self._state.model)
         if whole:
             self._stopped = self._stopped or self._stopping.reason()
-            last = self._stopped is not None or self._step >= plan.total_steps
-            self._checkpoint(epoch, last, test.results(), better)
+            over = self._stopped is not None or self._step >= plan.total_steps
+            self._checkpoint(epoch, over or self._votes.asked, test.results(), better)
+            if not over:
+                self._give_way()
+
+    def _give_way(self) -> None:
+        """Leave the nodes to others, if they are wanted back; the checkpoint is written."""
+        if self._votes.asked and self._save is not None:
+            self._recorder.leave()
+            raise Leave
 
     def _train_epoch(self, epoch: int, offset: int) -> None:
         """The steps of one epoch from `offset` on, up to its end or a collective stop."""
@@ -158,7 +166,7 @@ class Trainer:
             count = min(plan.global_batch, plan.train_samples - first)
             self._take(epoch, first, count)
             visited += count
-            if self._step == plan.total_steps or self._time_is_over():
+            if self._step == plan.total_steps or self._leaves():
                 break
             if every and self._step % every == 0 and self._step % plan.steps_per_epoch:
                 progress.pause()
@@ -213,10 +221,8 @@ class Trainer:
         self._recorder.aside("checkpoint", begin)
         progress.totals.checkpoint_seconds += reduce_max([perf_counter() - begin])[0]
 
-    def _time_is_over(self) -> bool:
-        limit = self._context.options.time_limit_s
-        if limit is None or self._step % VOTE_EVERY_STEPS:
-            return False
-        if reduce_max([float(time.time() - self._started > limit)])[0]:
-            self._stopped = f"time limit of {limit:g} s"
-        return self._stopped is not None
+    def _leaves(self) -> bool:
+        stop = self._votes.stop(self._step)
+        if self._votes.limit_is_over:
+            self._stopped = f"time limit of {self._context.options.time_limit_s:g} s"
+        return stop

@@ -32,10 +32,15 @@ from lockstep.training.stopping import Stopping
 
 def find(run: Run, spec: Spec) -> Checkpoint | None:
     """The checkpoint to go on from: this run's own after a restart, else that of the run which is resumed."""
-    again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    if again and checkpoint.checkpoints_in(run.folder / CHECKPOINTS):
+    if _is_restart(spec) and checkpoint.checkpoints_in(run.folder / CHECKPOINTS):
         return checkpoint.load(run.folder)
     return checkpoint.load(Path(spec.options.resume_from)) if spec.options.resume_from else None
+
+
+def _is_restart(spec: Spec) -> bool:
+    """By torchrun, or by Slurm, which has queued the job again."""
+    counts = ["TORCHELASTIC_RESTART_COUNT", *(["SLURM_RESTART_COUNT"] if spec.placement.slurm.requeue else [])]
+    return any(int(os.environ.get(name, "0")) > 0 for name in counts)
 
 
 def steps_before(run: Run, spec: Spec, kept: Checkpoint | None) -> int:

@@ -192,6 +192,7 @@ def _watch(run: Run, spec: Spec, job: str, watch: FolderWatch, progress: Progres
                 break
             if current.name in WAITING:
                 queue.mention(current)
+                leaving, stall = None, StallWatch(run, spec)  # it may be waiting for another turn
         if current.name not in WAITING:
             report()
         if current.name == "RUNNING":

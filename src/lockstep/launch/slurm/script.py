@@ -14,7 +14,7 @@ from lockstep.errors import InputError
 from lockstep.launch.base import default_environment, thread_environment
 from lockstep.placement import Placement, ranks_per_host
 from lockstep.process import PARENT
-from lockstep.run import Run, Spec, writing
+from lockstep.run import QUEUE_AGAIN, Run, Spec, writing
 
 NAME = "job.sbatch"
 # Runs that share one allocation share its job id; this keeps their meeting points apart.
@@ -40,6 +40,10 @@ def check(placement: Placement) -> None:
     for line in placement.slurm.directives:
         if not line.startswith("-") or not line.isprintable():
             raise InputError(f"slurm.directives: {line!r} is not one sbatch option, for example --exclusive")
+    if placement.slurm.requeue and placement.slurm.ranks_by == "torchrun":
+        raise InputError(
+            "slurm.requeue=true: torchrun ends its ranks before they can keep a checkpoint: slurm.ranks_by=srun"
+        )
 
 
 def text(spec: Spec, folder: Path) -> str:
@@ -54,7 +58,26 @@ def text(spec: Spec, folder: Path) -> str:
         _MEETING_POINT,
         ["# The job ends as its ranks end, and ranks that lost one of them are ended."],
     ]
-    return "\n\n".join("\n".join(part) for part in parts) + "\n" + _srun(spec, folder) + "\n"
+    srun = _srun(spec, folder)
+    end = _queued_again(srun, folder) if spec.placement.slurm.requeue else f"exec {srun}"
+    return "\n\n".join("\n".join(part) for part in parts) + f"\n{end}\n"
+
+
+def _queued_again(srun: str, folder: Path) -> str:
+    """Ahead of its time limit a job asks for another turn. What Slurm ends by itself, it queues again by itself."""
+    mark = shlex.quote(str(folder / QUEUE_AGAIN))
+    running = "scontrol -o show job \"$SLURM_JOB_ID\" | grep -q 'JobState=RUNNING '"
+    return "\n".join(
+        [
+            f"rm -f {mark}",
+            "code=0",
+            f"{srun} || code=$?",
+            f"if [ -e {mark} ] && {running}; then",
+            '    scontrol requeue "$SLURM_JOB_ID"',
+            "fi",
+            'exit "$code"',
+        ]
+    )
 
 
 def write(run: Run, spec: Spec) -> Path:
@@ -71,11 +94,12 @@ def _directives(spec: Spec, folder: Path) -> list[str]:
     words += [f"--{key}={value}" for key in ("partition", "account", "time") if (value := getattr(slurm, key))]
     gres = slurm.gres or _default_gres(spec.placement)
     words += [f"--gres={gres}"] if gres else []
-    # A run is one folder: a job that Slurm starts a second time would write over what the first one measured.
+    # A run is one folder: a job that Slurm starts a second time would write over what the first one measured, unless it goes on from there.
+    again = ["--requeue", f"--signal=USR1@{slurm.grace}"] if slurm.requeue else ["--no-requeue"]
     words += [
         f"--output={_directive_path(folder / 'launcher.log')}",
         "--open-mode=append",
-        "--no-requeue",
+        *again,
         "--export=ALL",
     ]
     return [*words, *slurm.directives]
@@ -130,7 +154,7 @@ def _srun(spec: Spec, folder: Path) -> str:
     ways += [f"--mpi={placement.slurm.mpi}"] if placement.slurm.mpi else []
     # Contenders of a race share the cores of their allocation, and take turns on them.
     ways += ["--overlap"] if spec.options.turns else []
-    lines = [shlex.join(words) for words in (["exec", "srun", *_shape(placement)], ways)]
+    lines = [shlex.join(words) for words in (["srun", *_shape(placement)], ways)]
     lines += [shlex.join([f"--output={output}", "--open-mode=append"])]
     if by_torchrun:
         # Only the task itself knows SLURM_NODEID, so a shell in the task fills it in.
