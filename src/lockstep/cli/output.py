@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,29 @@ from lockstep.errors import InputError
 from lockstep.report.terminal import console, note, print_records, print_table, styled
 from lockstep.text import finite
 
-__all__ = ["check_output", "console", "note", "print_json", "print_records", "print_table", "styled", "writing"]
+__all__ = [
+    "check_output",
+    "console",
+    "next_step",
+    "note",
+    "place",
+    "print_json",
+    "print_records",
+    "print_table",
+    "styled",
+    "writing",
+]
+
+
+def next_step(text: str) -> None:
+    """The last line of a command: what to type now."""
+    if text:
+        note("next: " + text.replace("; lockstep ", "\n      lockstep "))
+
+
+def place(runs: Path | None) -> str:
+    """Words for a command that is printed: where the runs are, if the user has said so."""
+    return f" --runs {shlex.quote(str(runs))}" if runs and not os.environ.get("LOCKSTEP_RUNS") else ""
 
 
 def check_output(output: Path, folder: bool) -> None:

@@ -10,7 +10,7 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from lockstep.cli.output import print_json
+from lockstep.cli.output import next_step, print_json
 
 # What makes a command that is printed another one than the command that prints it.
 _NOT_REPEATED = ("host_index", "dry_run", "as_json")
@@ -72,3 +72,4 @@ def show_plan(words: tuple[str, ...], folder: Path, spec: Any, as_json: bool) ->
     for starts in raw if commands else raw[:1]:
         for argv in starts:
             click.echo(shlex.join(argv))
+    next_step("the same without --dry-run")
