@@ -64,4 +64,4 @@ def print_comparison(subject: Subject, runs: Path | None, plot: bool = False) ->
     from lockstep.report.document import part
 
     terminal.draw(part(subject, (curves, speed, steps) if plot else (), details=False), console(), plot)
-    next_step(answers.next_step(subject, place(runs)))
+    next_step(answers.next_step(subject, place(runs), page=True))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
+import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,9 +34,13 @@ __all__ = [
 
 
 def next_step(text: str) -> None:
-    """The last line of a command: what to type now."""
-    if text:
-        note("next: " + text.replace("; lockstep ", "\n      lockstep "))
+    """The last words of a command: what to type now, each command on a line of its own, to be copied whole; what it is for beside or below it."""
+    head = "next: "
+    for part in re.split("; (?=lockstep )", text) if text else []:
+        command, _, what = part.removesuffix(")").partition(" (") if part.endswith(")") else (part, "", "")
+        below = sys.stderr.isatty() and len(head) + len(part) > shutil.get_terminal_size().columns
+        note(head + command + (f"\n        ({what})" if what and below else f" ({what})" if what else ""), whole=True)
+        head = " " * len(head)
 
 
 def place(runs: Path | None) -> str:

@@ -16,7 +16,7 @@ from lockstep.errors import InputError
 FOLDER = Path(__file__).parent
 PREFIX = "published/"
 REPORTS = (
-    "A, B, C and D are four published reports of a university course on distributed training (A0 is the brief for A): "
+    "Documents A to D are four published reports of a university course on distributed training (A0: the brief for A); "
     "docs/published-recipes.md says what each did"
 )
 """For whoever meets one of these letters."""

@@ -101,7 +101,12 @@ def sentence(who: Name, base: Name, speed: Difference | None, others: Sequence[D
     same = [each.noun for each in others if each.way == "same"]
     open_ = [f"{each.noun} ({_between(each)})" for each in others if each.way == "open"]
     if speed and speed.way == "open":
-        text = f"{who.begins()}: not settled, {_between(speed)} as fast as {than}"
+        told = (
+            f"{_between(speed)} as fast as {than}"
+            if speed.known
+            else f"{_times(speed)} times as fast as {than} in {_few(speed)} of each"
+        )
+        text = f"{who.begins()}: not settled, {told}"
         text += f"; {'they' if who.several else 'it'} {listed(sure)}" if sure else ""
         text += f"; the same {listed(same)}" if same else ""
     elif speed:
@@ -288,8 +293,8 @@ def _why_once(told: list[Said]) -> list[Said]:
     return found
 
 
-def next_step(subject: Subject, where: str = "") -> str:
-    """What to type now. `where`: words that say where the runs are, if not in the usual folder."""
+def next_step(subject: Subject, where: str = "", page: bool = False) -> str:
+    """What to type now. `where`: words that say where the runs are, if not in the usual folder. `page`: a page is worth a word too."""
     document = subject.comparison
     if subject.kind == "run":
         return ""
@@ -300,7 +305,7 @@ def next_step(subject: Subject, where: str = "") -> str:
         if (column.get("against_baseline") or {}).get("verdict") in ("not significant", "too few")
     }
     if subject.study:
-        return _next_of_study(subject, document, open_, where)
+        return _next_of_study(subject, document, open_, where, page)
     ids = [group.done[0].run.id for group in subject.groups if group.done]
     own = any(group.spec.options.own_loop for group in subject.groups if group.done)
     if open_ & {*SPEED} and 1 < len(ids) <= FEW and not own:
@@ -308,7 +313,7 @@ def next_step(subject: Subject, where: str = "") -> str:
     return f"lockstep explain {ids[-1]}{where} (where its time goes)" if ids else ""
 
 
-def _next_of_study(subject: Subject, document: Document, open_: set[str], where: str) -> str:
+def _next_of_study(subject: Subject, document: Document, open_: set[str], where: str, page: bool) -> str:
     assert subject.study is not None
     name, study = subject.study.name, subject.study.read().study
     trained = max(
@@ -323,4 +328,5 @@ def _next_of_study(subject: Subject, document: Document, open_: set[str], where:
         return f"{' '.join(going)}{where} (goes on with it)"
     if more and any(METRICS[metric].learned for metric in open_):
         return f"{' '.join(more)}{where} (more seeds, to settle what is open)"
-    return f"lockstep explain {name}{where} (why, cell by cell); lockstep report {name}{where} -o {name}.html (all of it as a page)"
+    shown = f"; lockstep report {name}{where} -o {name}.html (all of it as a page)" if page else ""
+    return f"lockstep explain {name}{where} (why, cell by cell){shown}"

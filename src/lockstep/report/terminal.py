@@ -55,13 +55,13 @@ def _terminal() -> type[Console]:
     return Terminal
 
 
-def note(text: str) -> None:
-    """A remark for the person at the terminal, folded between its words; never mixes with a command's output."""
+def note(text: str, whole: bool = False) -> None:
+    """A remark for the person at the terminal, folded between its words but where it is `whole`; never mixes with a command's output."""
     import click
 
     with suppress(OSError):  # nobody looks on any more, and that ends nothing
         lines = printable(text).split("\n")
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not whole:
             width = shutil.get_terminal_size().columns
             lines = [
                 part for line in lines for part in ([line] if _width(line) <= width else _fold(_words(line), width))
@@ -254,6 +254,8 @@ def draw(part: Part, out: Console, plots: bool = False) -> None:
     else:
         hanging(out, (part.name, "bold"), part.about)
     draw_answers(part.headlines, out)
+    if part.headlines and facts:
+        out.print()
     margin = max(map(len, facts), default=0)
     for label, value in facts.items():
         hanging(out, (label.ljust(margin), "dim"), value)
@@ -278,8 +280,6 @@ def draw_answers(found: Sequence[Said], out: Console) -> None:
         hanging(out, ("•", "red" if trouble else "cyan"), said.verdict, "bold", gap=1)
         if said.why:
             hanging(out, ("  why", "dim"), said.why)
-    if found:
-        out.print()
 
 
 def draw_findings(found: Sequence[Said], out: Console) -> None:
