@@ -117,7 +117,13 @@ def page(folder: StudyFolder, document: dict[str, Any]) -> str:
         f"Lockstep {environment.get('lockstep')}."
     )
     told = [said for said in answers(of_study_folder(folder)) if said.question == ANSWER]
-    lines = [f"# {folder.name}\n", *sentences(told), "", str(document["about"]), *([DOCUMENTS] if document["published"] else [])]
+    lines = [
+        f"# {folder.name}\n",
+        *sentences(told),
+        "",
+        str(document["about"]),
+        *([DOCUMENTS] if document["published"] else []),
+    ]
     lines += ["", made, "", *cells_table(document), ""]
     lines += [f"- {text}" for text in measured(document, groups)]
     for cell in document["cells"]:
@@ -139,7 +145,9 @@ def page(folder: StudyFolder, document: dict[str, Any]) -> str:
 
 def sentences(told: list[Said]) -> list[str]:
     """What it comes to, as every view says it, and why."""
-    return [line for said in told for line in (f"- **{said.verdict}.**", *([f"  Why: {said.why}."] if said.why else []))]
+    return [
+        line for said in told for line in (f"- **{said.verdict}.**", *([f"  Why: {said.why}."] if said.why else []))
+    ]
 
 
 def measured(document: dict[str, Any], groups: list[Group]) -> list[str]:

@@ -16,7 +16,7 @@ from lockstep.report.views import AnyChart, Axis, Cell, Command, Lines, Part, Sa
 from lockstep.turns import estimate
 from lockstep.turns.estimate import Ratio, Window
 from lockstep.turns.folder import Record
-from lockstep.turns.where import where
+from lockstep.turns.where import by_cores, where
 
 COLUMNS = ["contender", "verdict", "speed", "samples/s", "step", "exchange", "starts"]
 RIGHT = [2, 3, 4, 5, 6]
@@ -69,7 +69,7 @@ def _row(name: str, ratio: Ratio | None, record: Record, mine: Sequence[Window])
         return [Cell(name), Cell("starting"), *[Cell("–")] * 5]
     cost = statistics.median(window.cost("wall") for window in mine)
     step = statistics.median(window.wall / window.steps for window in mine)
-    exchange = statistics.median(window.phases.get("exchange", 0.0) / window.wall for window in mine)
+    exchange = _exchange(mine)
     first = name == record.entries[0].name
     verdict = "baseline" if first else ratio.verdict if ratio else "not settled"
     starts = len({window.start for window in mine})
@@ -111,13 +111,27 @@ def answers(record: Record, windows: Sequence[Window]) -> list[Said]:
     for ratio in ratios:
         command = any(entry.command for entry in record.entries if entry.name in (ratio.contender, baseline.name))
         text = sentence(*spoken[ratio.contender], _difference(ratio), [], "run" if command else "train")
-        why = where(ratio.contender, baseline.name, windows) if ratio.verdict in ("faster", "slower") else ""
-        found.append(Said(ANSWER, text, why))
+        found.append(Said(ANSWER, text, _why(ratio, record, windows) if ratio.verdict in ("faster", "slower") else ""))
     if found:
         found[-1] = replace(found[-1], next=next_step(record))
     else:
         found.append(Said(ANSWER, "nothing could be compared"))
     return found + [Said("failed", f"{name} failed", why) for name, why in record.failures.items()]
+
+
+def _why(ratio: Ratio, record: Record, windows: Sequence[Window]) -> str:
+    ours, theirs = (next(e for e in record.entries if e.name == name) for name in (ratio.contender, ratio.baseline))
+    cores, others = (entry.placement.ranks * (entry.placement.threads or 1) for entry in (ours, theirs))
+    alike = not (ours.command or theirs.command) and replace(ours.recipe, global_batch=1) == replace(
+        theirs.recipe, global_batch=1
+    )
+    if cores == others or not alike:
+        return where(ratio.contender, ratio.baseline, windows)
+    return by_cores(cores, others, _exchange([window for window in windows if window.contender == ratio.contender]))
+
+
+def _exchange(mine: Sequence[Window]) -> float:
+    return statistics.median(window.phases.get("exchange", 0.0) / window.wall for window in mine)
 
 
 def _difference(ratio: Ratio) -> Difference:

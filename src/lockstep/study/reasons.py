@@ -9,8 +9,8 @@ from lockstep.placement import changes_mathematics
 from lockstep.settings import dotted
 from lockstep.study.fairness import what_differs
 from lockstep.study.gather import Group
-from lockstep.turns.where import told, where
-from lockstep.units import counted, percent
+from lockstep.turns.where import by_cores, told, where
+from lockstep.units import counted
 
 # Epochs that differ by less than a hundredth are no reason.
 SAME_WORK = 0.01
@@ -51,8 +51,7 @@ def of_speed(cell: Group, base: Group) -> str:
         return f"{cell.cores} threads take turns on {counted(there, 'core')}"
     if cell.cores != base.cores and not {*what_differs(cell, base)} - {*BATCH}:
         ours = _phases(cell)
-        share = f"; {percent(ours['exchange'] / ours['total'])} of a step is exchange" if ours.get("exchange") else ""
-        return f"{counted(cell.cores, 'core')} instead of {base.cores}{share}"
+        return by_cores(cell.cores, base.cores, ours["exchange"] / ours["total"] if ours.get("exchange") else 0.0)
     if cell.time and base.time:
         return where(cell.time.cell.name, base.time.cell.name, cell.time.race.windows)
     ours, theirs = _phases(cell), _phases(base)

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from lockstep.turns.estimate import Window
-from lockstep.units import duration
+from lockstep.units import counted, duration, percent
 
 # Medians of rounds that differ by less say nothing.
 SAME = 0.01
@@ -35,6 +35,12 @@ def told(ours: Mapping[str, float], theirs: Mapping[str, float]) -> str:
         f"a sample takes {duration(whole)} instead of {duration(others)}; "
         f"the largest part of that is {phase}, {duration(ours[phase])} instead of {duration(theirs.get(phase, 0.0))}"
     )
+
+
+def by_cores(cores: int, others: int, exchange: float) -> str:
+    """Where one side has more cores, every phase differs: what counts is that, and what share of a step is exchange."""
+    told = f"{counted(cores, 'core')} instead of {others}"
+    return f"{told}; {percent(exchange)} of a step is exchange" if exchange > 0 else told
 
 
 def _phases(windows: Sequence[Window]) -> dict[str, float]:
