@@ -18,8 +18,11 @@ from typing import Any
 
 from lockstep.explain import overfitting
 from lockstep.metrics import METRICS, RECORDED
+from lockstep.report.answers import ANSWER, answers
 from lockstep.report.cells import effect, reason
 from lockstep.report.cells import verdict as short_verdict
+from lockstep.report.subject import of_study as of_study_folder
+from lockstep.report.views import Said
 from lockstep.study.compare import study_document
 from lockstep.study.definition import PublishedEpoch
 from lockstep.study.folder import StudyFolder, list_studies
@@ -32,9 +35,11 @@ HERE = Path(__file__).parent / "studies"
 HEAD = """# The published experiments, with our figures
 
 Each study was run for real: its cells raced in turns, its recipes were trained to their end, and
-its claims were judged by both ([how a study works](../studies.md)). A published figure is compared
-by its shape (which cell has more, and by what ratio), never in seconds. Each page is written by
-`docs/study_pages.py` from the pack beside it, which `lockstep study unpack` reads on any machine.
+its claims were judged by both ([how a study works](../studies.md)). Documents A to D are
+[four published course reports](../published-recipes.md#the-four-documents). A published figure is
+compared by its shape (which cell has more, and by what ratio), never in seconds. Each page is
+written by `docs/study_pages.py` from the pack beside it, which `lockstep study unpack` reads on any
+machine.
 """
 FOOT = """
 ## Every table of the reports
@@ -53,6 +58,7 @@ FOOT = """
 | D | nodes x cores: time, accuracy | [topology](topology.md), [scaling](scaling.md); what it leaves open: [d-open-settings](d-open-settings.md) |
 | D | quantization-aware training; sizes, inference and memory of int8 | [quantization](quantization.md) |
 """
+DOCUMENTS = "(Documents A to D: [four published course reports](../published-recipes.md#the-four-documents).)"
 # What the records do not say of themselves.
 NOTES = {
     "cifar": "Both trainings were made before the race, with slower kernels, and the second shared the machine with other work: their "
@@ -110,7 +116,15 @@ def page(folder: StudyFolder, document: dict[str, Any]) -> str:
         f"{environment.get('cores_machine')} cores of an {environment.get('cpu')}, torch {environment.get('torch')}, "
         f"Lockstep {environment.get('lockstep')}."
     )
-    lines = [f"# {folder.name}\n", str(document["about"]), "", made, "", *cells_table(document), ""]
+    told = [said for said in answers(of_study_folder(folder)) if said.question == ANSWER]
+    lines = [
+        f"# {folder.name}\n",
+        *sentences(told),
+        "",
+        str(document["about"]),
+        *([DOCUMENTS] if document["published"] else []),
+    ]
+    lines += ["", made, "", *cells_table(document), ""]
     lines += [f"- {text}" for text in measured(document, groups)]
     for cell in document["cells"]:
         if cell["left_out"]:
@@ -127,6 +141,13 @@ def page(folder: StudyFolder, document: dict[str, Any]) -> str:
     lines += deployed(folder.name)
     lines += ["", f"    lockstep study unpack docs/studies/{folder.name}{ENDING}", f"    lockstep report {folder.name}"]
     return "\n".join(part for line in lines for part in wrapped(line)) + "\n"
+
+
+def sentences(told: list[Said]) -> list[str]:
+    """What it comes to, as every view says it, and why."""
+    return [
+        line for said in told for line in (f"- **{said.verdict}.**", *([f"  Why: {said.why}."] if said.why else []))
+    ]
 
 
 def measured(document: dict[str, Any], groups: list[Group]) -> list[str]:

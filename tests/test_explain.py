@@ -359,7 +359,7 @@ def test_overfitting_is_found_with_its_epoch_and_not_where_there_is_only_noise(f
     assert wrong <= 2
     short = folder.run()
     curve(short, [1.0, 0.5], [1.0, 0.5])
-    assert next(overfitting.answer(Evidence(short))).verdict == "too few epochs to say"
+    assert next(overfitting.answer(Evidence(short))).verdict == "too few epochs to say whether it overfits"
 
 
 def test_what_was_not_measured_has_no_cost(folder: Folder) -> None:

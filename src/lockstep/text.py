@@ -36,6 +36,11 @@ def some(names: Sequence[str], most: int = 2) -> str:
     return shown + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
+def listed(names: Sequence[str]) -> str:
+    """a, b and c."""
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names)
+
+
 def finite(value: Any) -> Any:
     """JSON has no NaN and no infinity: they become null, so that what is written can be read by everyone."""
     if isinstance(value, float):

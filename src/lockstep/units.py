@@ -100,9 +100,9 @@ def clock(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def counted(count: int, noun: str) -> str:
-    """1 rank, 2 ranks."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+def counted(count: int, noun: str, several: str = "") -> str:
+    """1 rank, 2 ranks. `several`: the plural, where an s does not make it."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {several or noun + 's'}"
 
 
 def percent(share: float) -> str:

@@ -12,6 +12,7 @@ from lockstep.errors import LockstepError
 from lockstep.metrics import METRICS
 from lockstep.run import Run as RunFolder
 from lockstep.run import runs_root
+from lockstep.units import counted
 
 if TYPE_CHECKING:
     from lockstep.explain.asked import Explained
@@ -117,16 +118,17 @@ class Explanation(Shown):
 
         from lockstep.report import steps
         from lockstep.report.document import part
-        from lockstep.report.findings import said
+        from lockstep.report.findings import said, shared
         from lockstep.report.subject import of_runs
         from lockstep.report.views import About
 
-        about = [About(each.label, [said(finding) for finding in each.findings[: self._most]]) for each in self._found]
+        whole = shared([About(each.label, [said(finding) for finding in each.findings]) for each in self._found])
+        about = [About(each.name, each.findings[: self._most]) for each in whole]
         first = self._found[0].evidence
         alone = part(of_runs([first.run]), (steps,), details=False)
         if len(self._found) > 1:
             return replace(
-                alone, name=f"{len(self._found)} cells", facts=[], findings=about, tables=[], charts=[], notes=[]
+                alone, name=counted(len(self._found), "cell"), facts=[], findings=about, tables=[], charts=[], notes=[]
             )
         ranks = [table for table in alone.tables if table.id == "ranks"]
         return replace(alone, about=first.spec.plan.line(), facts=[], findings=about, tables=ranks)
@@ -186,9 +188,9 @@ class Proof(Shown):
 
         failed = [check for check in self.checks if not check.passed]
         said = (
-            f"{len(failed)} of {len(self.checks)} checks failed: the placements do NOT compute the same"
+            f"{len(failed)} of {counted(len(self.checks), 'check')} failed: the placements do NOT compute the same"
             if failed
-            else f"{len(self.checks)} checks passed: the placements compute the same"
+            else f"{counted(len(self.checks), 'check')} passed: the placements compute the same"
         )
         rows = [
             [

@@ -10,10 +10,11 @@ import click
 import msgspec
 
 from lockstep.cli.options import json_option, real, whole
-from lockstep.cli.output import console, note, print_json, print_table, styled
+from lockstep.cli.output import console, next_step, note, print_json, print_table, styled
 from lockstep.errors import InputError, RunFailed
 from lockstep.report.progress import StatusLine
 from lockstep.run import write_atomic
+from lockstep.units import counted
 
 if TYPE_CHECKING:
     from lockstep.backends.costs.cells import Cell, Fitted
@@ -147,8 +148,8 @@ def _measure(settings: Settings, left_out: dict[str, str], folder: Path, plot: P
     if wrong:
         first = wrong[0]
         raise RunFailed(
-            f"comms: {len(wrong)} of {len(cells)} cells gave WRONG results, first {first.collective} of {first.bytes:,} B on "
-            f"{first.backend} with {first.ranks} ranks: {first.reason}"
+            f"comms: {len(wrong)} of {counted(len(cells), 'cell')} gave WRONG results, first {first.collective} of {first.bytes:,} B on "
+            f"{first.backend} with {counted(first.ranks, 'rank')}: {first.reason}"
         )
 
 
@@ -160,7 +161,7 @@ def _print(cells: list[Cell], fitted: list[Fitted], document: dict[str, Any]) ->
     out = console()
     for collective, ranks in dict.fromkeys((cell.collective, cell.ranks) for cell in cells):
         chosen = [cell for cell in cells if (cell.collective, cell.ranks) == (collective, ranks)]
-        out.print(styled((collective, "bold"), f", {ranks} ranks, {chosen[0].device}"))
+        out.print(styled((collective, "bold"), f", {counted(ranks, 'rank')}, {chosen[0].device}"))
         print_table(report.CELL_HEADERS, [report.cell_row(cell) for cell in chosen], right=report.CELL_RIGHT)
     if fitted:
         out.print("Lines: time = alpha + bytes / beta, fitted on the relative error (residual: its root mean square)")
@@ -168,11 +169,15 @@ def _print(cells: list[Cell], fitted: list[Fitted], document: dict[str, Any]) ->
     for ranks in dict.fromkeys(cell.ranks for cell in cells):
         name = next((cell.collective for cell in cells if cell.state == "ok" and cell.message_bytes), None)
         here = [cell for cell in cells if cell.ranks == ranks]
-        for chart in latency(here, name, f"{name}, {ranks} ranks, median") if name else []:
+        for chart in latency(here, name, f"{name}, {counted(ranks, 'rank')}, median") if name else []:
             if drawn := curves(chart):
                 out.print(drawn, soft_wrap=True)
     for choice in document["choices"]:
         out.print(f"backend=auto → {choice['why']}", soft_wrap=True)
+    measured = list(dict.fromkeys(cell.backend for cell in cells if cell.state == "ok"))
+    if len(measured) > 1:
+        words = " ".join(f"'ranks={cells[0].ranks} backend={backend}'" for backend in measured)
+        next_step(f"lockstep race {words} (what it comes to in a training)")
 
 
 def _capabilities(ranks: int, backends: list[str], limit_s: float, folder: Path, as_json: bool) -> None:
@@ -191,7 +196,7 @@ def _capabilities(ranks: int, backends: list[str], limit_s: float, folder: Path,
         print_table(headers, rows)
         out = console()
         out.print(
-            f"Tried with {ranks} ranks, torch {store.machine()['torch']}. 'was': the published table of an old PyTorch. –: not here."
+            f"Tried with {counted(ranks, 'rank')}, torch {store.machine()['torch']}. 'was': the published table of an old PyTorch. –: not here."
         )
         for text in notes:
             out.print(text, soft_wrap=True)
@@ -222,7 +227,7 @@ def _write_plot(cells: list[Cell], settings: Settings, plot: Path) -> None:
     drawn = [
         chart
         for name, ranks in titles
-        for chart in latency([cell for cell in cells if cell.ranks == ranks], name, f"{name}, {ranks} ranks")
+        for chart in latency([cell for cell in cells if cell.ranks == ranks], name, f"{name}, {counted(ranks, 'rank')}")
     ]
     seen = store.machine()
     caption = f"median time of a call over message size; {seen['cpu']}, {seen['cores']} cores, torch {seen['torch']}"

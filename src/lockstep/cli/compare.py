@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lockstep.cli.options import json_option, runs_option
-from lockstep.cli.output import console, print_json
+from lockstep.cli.output import console, next_step, place, print_json
 from lockstep.errors import InputError
 from lockstep.run import Run, runs_root
 
@@ -55,12 +55,13 @@ def command(names: tuple[str, ...], baseline: str | None, runs: Path | None, as_
         print_json(documents[0] if len(documents) == 1 else documents)
         return
     for subject in subjects:
-        print_comparison(subject)
+        print_comparison(subject, runs)
 
 
-def print_comparison(subject: Subject, plot: bool = False) -> None:
+def print_comparison(subject: Subject, runs: Path | None, plot: bool = False) -> None:
     """The comparison's part of the report's document, without what `explain` and `report` are for."""
-    from lockstep.report import curves, speed, steps, terminal
+    from lockstep.report import answers, curves, speed, steps, terminal
     from lockstep.report.document import part
 
     terminal.draw(part(subject, (curves, speed, steps) if plot else (), details=False), console(), plot)
+    next_step(answers.next_step(subject, place(runs), page=True))

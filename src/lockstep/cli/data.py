@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lockstep.cli.options import data_root_option, json_option
-from lockstep.cli.output import note, print_json, print_records
+from lockstep.cli.output import next_step, note, print_json, print_records
 from lockstep.data.catalog import Entry, check_name, find, known_data
 from lockstep.errors import DataError, InputError
 from lockstep.machine.cache import cache_folder
 from lockstep.plugins import is_spec
+from lockstep.units import counted
 
 if TYPE_CHECKING:
     from lockstep.data import DataSet
@@ -57,11 +58,14 @@ def list_(as_json: bool) -> None:
             "shape": "x".join(map(str, fact["shape"])),
             "classes": str(fact["classes"]),
             "licence": fact["licence"],
-            "state": fact["state"],
+            "state": "fetched" if fact["cached"] else fact["state"],
         }
         for fact in facts
     ]
-    print_records(rows, right=(1, 3))
+    print_records(rows, right=(1, 3), spare=(4, 3))
+    note(f"what is fetched is in {cache_folder()}")
+    missing = next((fact["name"] for fact in facts if fact["state"] == "not fetched"), None)
+    next_step(f"lockstep data fetch {missing}" if missing else "lockstep run data=mnist")
 
 
 @command.command(epilog="\b\nExamples:\n  lockstep data fetch mnist\n  lockstep data fetch cifar10 --data-root .")
@@ -86,6 +90,8 @@ def fetch(names: tuple[str, ...], data_root: str | None, offline: bool, as_json:
             click.echo(f"{data.name}: {data.folder} (from {data.origin})")
     if as_json:
         print_json(done)
+    else:
+        next_step(f"lockstep run data={done[-1]['name']}")
 
 
 @command.command(epilog="\b\nExamples:\n  lockstep data verify\n  lockstep data verify mnist")
@@ -108,7 +114,14 @@ def verify(names: tuple[str, ...], as_json: bool) -> None:
             click.echo(f"{entry.name}: {'wrong' if bad else 'every file is as it should be'}")
     wrong = [text for _, bad in results for text in _texts(bad)]
     if wrong:
-        raise DataError("\n  ".join([f"{len(wrong)} files are wrong; move them away and fetch again:", *wrong]))
+        raise DataError(
+            "\n  ".join(
+                [
+                    f"{counted(len(wrong), 'file')} wrong; move {'it' if len(wrong) == 1 else 'them'} away and fetch again:",
+                    *wrong,
+                ]
+            )
+        )
 
 
 @command.command(epilog="\b\nExamples:\n  lockstep data show mnist\n  lockstep data show embedded-color -o grid.png")
@@ -133,7 +146,7 @@ def show(name: str, count: int, split: str, output: Path | None, data_root: str 
     images, labels = _chosen(data, split, count)
     if output is not None:
         save_png(output, images, labels)
-        note(f"{len(labels)} images of {data.name} ({split}) in {output}")
+        note(f"{counted(len(labels), 'image')} of {data.name} ({split}) in {output}")
         return
     terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     colour = terminal and not os.environ.get("NO_COLOR")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lockstep.cli.options import data_root_option, json_option, runs_option
-from lockstep.cli.output import console, note, print_json, print_records, styled
+from lockstep.cli.output import console, next_step, note, place, print_json, print_records, styled
 from lockstep.errors import DataError
 from lockstep.run import Options, runs_root
 from lockstep.units import text
@@ -73,6 +73,9 @@ def command(runs: Path | None, data_root: str | None, as_json: bool) -> None:
         print_json(report)
     else:
         render(report, data, console())
+        next_step(
+            f"lockstep race ranks=1 ranks=2{place(runs)} (settles which is faster); lockstep verify ranks=2 (proves that they compute the same)"
+        )
         open_browser(Path(report["report"]).absolute().as_uri())
 
 
@@ -162,8 +165,5 @@ def render(report: dict[str, Any], data: str, out: Console) -> None:
         )
     )
     out.print(f"Where the time went, 2 ranks: {report['time_line']}.")
-    out.print(
-        "One run each, so a few per cent mean nothing. Next: lockstep race ranks=1 ranks=2 settles which is faster; "
-        "lockstep verify, lockstep show last --ranks"
-    )
     out.print(f"All curves, and where every step goes, as a page: {report['report']}", soft_wrap=True)
+    out.print("One run each, so a few per cent mean nothing.")

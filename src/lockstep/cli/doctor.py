@@ -13,7 +13,7 @@ import click
 
 from lockstep.cli.importing import import_torch
 from lockstep.cli.options import json_option, runs_option
-from lockstep.cli.output import console, note, print_json, styled
+from lockstep.cli.output import console, next_step, note, print_json, styled
 from lockstep.machine import shared_memory
 from lockstep.machine.cache import cache_folder
 from lockstep.machine.quota import ROOT
@@ -60,6 +60,7 @@ def command(runs: Path | None, as_json: bool) -> None:
                 out.print(styled((area, "bold")))
             state, fix = (f"{found.state:<8}", COLOURS[found.state]), (f"  → {found.fix}" if found.fix else "", "dim")
             out.print(styled("  ", state, f" {found.what}", fix), soft_wrap=True)
+    next_step("lockstep demo (one recipe with one process and with two ranks, in a minute)")
 
 
 def _there(there: bool, what: str, fix: str = "") -> Finding:

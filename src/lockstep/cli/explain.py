@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from lockstep.cli.options import json_option, real, runs_option
-from lockstep.cli.output import console, note, print_json, styled
+from lockstep.cli.output import console, next_step, note, place, print_json
 
 if TYPE_CHECKING:
     from lockstep.explain.asked import Explained
@@ -78,8 +78,17 @@ def command(
         documents = [_document(each) for each in explained]
         print_json(documents[0] if len(documents) == 1 else documents)
         return
-    for each in explained:
-        _print(each, found.most)
+    _print(explained, found.most)
+    last = next((each for each in explained if not each.evidence.ways and _can_measure(each)), None)
+    if found.study:
+        next_step(f"lockstep report {found.study.name}{place(runs)} -o {found.study.name}.html (all of it as a page)")
+    elif last and not measure:
+        next_step(
+            f"lockstep explain {last.evidence.run.id}{place(runs)} --measure (what its records cannot tell, in about 20 s)"
+        )
+    else:
+        name = explained[0].evidence.run.id
+        next_step(f"lockstep report {name}{place(runs)} (curves, and where every step goes, as a page)")
 
 
 def _document(found: Explained) -> dict[str, Any]:
@@ -95,15 +104,24 @@ def _document(found: Explained) -> dict[str, Any]:
     }
 
 
-def _print(found: Explained, most: int | None) -> None:
-    from lockstep.report import terminal
-    from lockstep.report.findings import said
-    from lockstep.report.run import ranks
+def _can_measure(found: Explained) -> bool:
+    """Whether `--measure` could take its step apart."""
+    spec = found.evidence.spec
+    return not spec.options.own_loop and spec.placement.shares is None
 
-    out = console()
-    out.print(styled((found.label, "bold"), f"  {found.evidence.spec.plan.line()}"), soft_wrap=True)
-    has_step = any(each.question == "step" for each in found.findings)
-    if most is None and has_step and (table := ranks(found.evidence.run)):
-        terminal.draw_table(table, out)
-        out.print()
-    terminal.draw_findings([said(each) for each in found.findings[:most]], out)
+
+def _print(explained: list[Explained], most: int | None) -> None:
+    """What every cell shares is said once, before the cells."""
+    from lockstep.report import terminal
+    from lockstep.report.findings import said, shared
+    from lockstep.report.run import ranks
+    from lockstep.report.views import About
+
+    out, lines = console(), {each.label: each.evidence.spec.plan.line() for each in explained}
+    for about in shared([About(each.label, [said(one) for one in each.findings]) for each in explained]):
+        terminal.hanging(out, (about.name, "bold"), lines.get(about.name, ""))
+        has_step = any(each.question == "step" for each in about.findings)
+        if most is None and has_step and (table := ranks(explained[0].evidence.run)):
+            terminal.draw_table(table, out)
+            out.print()
+        terminal.draw_findings(about.findings[:most], out)

@@ -11,6 +11,7 @@ from lockstep.cli.options import runs_option
 from lockstep.cli.output import check_output, note, writing
 from lockstep.errors import InputError
 from lockstep.run import Run, runs_root
+from lockstep.units import counted
 
 if TYPE_CHECKING:
     from lockstep.export.facts import Chosen
@@ -76,7 +77,7 @@ def command(names: tuple[str, ...], output: Path, what: str, form: str | None, r
         if table in writers.WRITERS:
             rows = TABLES[what]([one.run for one in found])
             writers.WRITERS[table](rows, output)
-            note(f"{len(rows)} rows in {output}")
+            note(f"{counted(len(rows), 'row')} in {output}")
         else:
             note(_write_store(table, found, output))
 

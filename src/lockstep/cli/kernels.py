@@ -12,7 +12,7 @@ import msgspec
 
 from lockstep.cli.importing import import_torch
 from lockstep.cli.options import json_option, whole
-from lockstep.cli.output import console, note, print_json, print_records
+from lockstep.cli.output import console, next_step, note, print_json, print_records
 from lockstep.errors import InputError, RunFailed
 from lockstep.units import counted
 
@@ -35,6 +35,7 @@ Exit codes: 0 measured, 2 wrong input, 3 a result was WRONG or there is nothing 
 # Beyond this difference from double precision a result is wrong and not only rounded.
 WRONG = {"bf16": 0.2}
 WRONG_USUALLY = 1e-2
+WORTH = "lockstep race fused=false fused=true (what they are worth in a training)"
 
 
 @click.group("kernels", epilog=EPILOG)
@@ -53,6 +54,7 @@ def build() -> None:
     except CannotBuild as error:
         raise RunFailed(f"kernels build: {error}; until then PyTorch's own operators compute") from None
     console().print(f"The {target} kernels are there, and compute right on this machine.")
+    next_step(WORTH)
 
 
 @command.command("bench", epilog=EPILOG)
@@ -204,6 +206,7 @@ def _report(cells: list[Cell], roofs: dict[int, Roof], kept: Path | None, as_jso
     )
     if kept:
         out.print(f"Kept in {document['kept_in']}", soft_wrap=True)
+    next_step(WORTH)
 
 
 def _line(cell: Cell, index: int, roof: Roof) -> dict[str, str]:

@@ -8,8 +8,9 @@ import click
 
 from lockstep.cli.importing import import_torch
 from lockstep.cli.options import json_option
-from lockstep.cli.output import note, print_json, print_records
+from lockstep.cli.output import next_step, note, print_json, print_records
 from lockstep.errors import InputError
+from lockstep.recipes import REPORTS
 
 EPILOG = """\b
 Examples:
@@ -48,7 +49,13 @@ def command(own: tuple[str, ...], shape: str | None, as_json: bool) -> None:
         }
         for row in rows
     ]
-    print_records(shown, right=(1, 2, 3))
+    print_records(shown, right=(1, 2, 3), spare=(2,))
+    note(f"{REPORTS}.") if not own else None
+    next_step(
+        f"lockstep run model={rows[-1]['name']} data=…"
+        if own
+        else "lockstep run model=cifar-vgg data=cifar10 max_steps=50"
+    )
 
 
 def _facts(name: str, shape: tuple[int, ...] | None, about: str) -> dict[str, Any]:

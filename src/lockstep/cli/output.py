@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
+import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +19,33 @@ from lockstep.errors import InputError
 from lockstep.report.terminal import console, note, print_records, print_table, styled
 from lockstep.text import finite
 
-__all__ = ["check_output", "console", "note", "print_json", "print_records", "print_table", "styled", "writing"]
+__all__ = [
+    "check_output",
+    "console",
+    "next_step",
+    "note",
+    "place",
+    "print_json",
+    "print_records",
+    "print_table",
+    "styled",
+    "writing",
+]
+
+
+def next_step(text: str) -> None:
+    """The last words of a command: what to type now, each command on a line of its own, to be copied whole; what it is for beside or below it."""
+    head = "next: "
+    for part in re.split("; (?=lockstep )", text) if text else []:
+        command, _, what = part.removesuffix(")").partition(" (") if part.endswith(")") else (part, "", "")
+        below = sys.stderr.isatty() and len(head) + len(part) > shutil.get_terminal_size().columns
+        note(head + command + (f"\n        ({what})" if what and below else f" ({what})" if what else ""), whole=True)
+        head = " " * len(head)
+
+
+def place(runs: Path | None) -> str:
+    """Words for a command that is printed: where the runs are, if the user has said so."""
+    return f" --runs {shlex.quote(str(runs))}" if runs and not os.environ.get("LOCKSTEP_RUNS") else ""
 
 
 def check_output(output: Path, folder: bool) -> None:

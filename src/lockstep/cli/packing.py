@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
 import click
 
 from lockstep.cli.options import json_option, runs_option
-from lockstep.cli.output import note, print_json
+from lockstep.cli.output import next_step, note, place, print_json
 from lockstep.errors import InputError
 from lockstep.run import runs_root
 from lockstep.units import counted
@@ -55,6 +56,7 @@ def pack(name: str, output: Path | None, no_steps: bool, runs: Path | None, as_j
         print_json(asdict(packed))
     else:
         click.echo(f"{file}: {counted(packed.runs, 'run')}, {packed.bytes / 1e3:,.0f} kB")
+        next_step(f"lockstep study unpack {shlex.quote(file.name)} (on another machine)")
 
 
 @click.command(
@@ -82,7 +84,8 @@ def unpack(file: Path, name: str | None, runs: Path | None, as_json: bool) -> No
     if as_json:
         print_json(asdict(found))
     else:
-        click.echo(f"study '{found.study}', {counted(found.runs, 'run')}: lockstep study show {found.study}")
+        click.echo(f"study '{found.study}', {counted(found.runs, 'run')}")
+        next_step(f"lockstep study show {found.study}{place(runs)}")
 
 
 def _count_files(doing: str) -> Any:

@@ -10,7 +10,7 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from lockstep.cli.output import print_json
+from lockstep.cli.output import next_step, print_json
 
 # What makes a command that is printed another one than the command that prints it.
 _NOT_REPEATED = ("host_index", "dry_run", "as_json")
@@ -78,3 +78,4 @@ def show_plan(words: tuple[str, ...], folder: Path, spec: Any, as_json: bool) ->
     if batch:
         click.echo(f"# {script.NAME}:")
         click.echo(batch, nl=False)
+    next_step("the same without --dry-run")

@@ -10,7 +10,7 @@ import click
 
 from lockstep.cli.importing import import_torch
 from lockstep.cli.options import data_root_option, json_option, runs_option, whole
-from lockstep.cli.output import console, note, print_json, print_table, styled
+from lockstep.cli.output import console, next_step, note, print_json, print_table, styled
 from lockstep.deploy import tables
 from lockstep.run import Run, runs_root
 
@@ -168,6 +168,8 @@ def show(document: dict[str, Any]) -> None:
     for text in document["notes"]:
         out.print(styled(("note", "yellow"), f"  {text}"), soft_wrap=True)
     out.print(styled((f"{document['folder']}: {', '.join(document['files'])}", "dim")), soft_wrap=True)
+    if "timing" not in document:
+        next_step("the same with --measure (latency, throughput and memory beside fp32)")
 
 
 def _show(table: tables.Table) -> None:

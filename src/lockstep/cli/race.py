@@ -15,7 +15,7 @@ from lockstep.cli.options import (
     json_option,
     runs_option,
 )
-from lockstep.cli.output import console, note, print_json
+from lockstep.cli.output import console, next_step, note, print_json
 
 if TYPE_CHECKING:
     from lockstep.turns.folder import Record
@@ -83,6 +83,8 @@ def command(
         draw(part, console())
         write_atomically(folder.path / "report.html", page(of_parts([part])).encode())
         note(f"page: {folder.path / 'report.html'}")
+        if record.ratios:
+            next_step(report.next_step(record))
     if not record.ratios:
         raise RunFailed(f"race: {report.lost(record)}; what was measured is in {folder.path}")
     if fail_if_slower and record.failures:

@@ -9,8 +9,8 @@ import click
 import msgspec
 
 from lockstep.cli.options import json_option
-from lockstep.cli.output import note, print_json, print_table
-from lockstep.recipes import Published, find, published
+from lockstep.cli.output import next_step, note, print_json, print_table
+from lockstep.recipes import REPORTS, Published, find, published
 
 EPILOG = """\b
 Examples:
@@ -43,7 +43,10 @@ def command(name: str | None, as_json: bool) -> None:
         print_json([{**asdict(recipe), "path": str(recipe.path)} for recipe in found])
         return
     print_table(["recipe", "document", "what"], [[recipe.name, recipe.document, recipe.about] for recipe in found])
-    note("lockstep run NAME runs one; lockstep recipes NAME says what its report states and what it measured")
+    note(f"{REPORTS}.")
+    next_step(
+        f"lockstep recipes {found[0].name} (what its report states and measured); lockstep run published/d-mnist epochs=1 (runs one)"
+    )
 
 
 def _document(recipe: Published) -> dict[str, Any]:

@@ -10,8 +10,9 @@ import click
 import msgspec
 
 from lockstep.cli.options import runs_option
-from lockstep.cli.output import check_output, note, writing
+from lockstep.cli.output import check_output, next_step, note, writing
 from lockstep.errors import InputError
+from lockstep.units import counted
 
 if TYPE_CHECKING:
     from lockstep.report.views import Report
@@ -66,6 +67,8 @@ def command(names: tuple[str, ...], output: Path, form: str | None, runs: Path |
     document = of_parts(parts + [part(subject) for subject in (of_names(others, runs) if others else [])])
     with writing(output):
         note((_write_folder if chosen in FOLDERS else _write_file)(document, output, chosen))
+    if chosen == "html":
+        next_step(f"open {output} in a browser: it needs no network")
 
 
 def _write_file(document: Report, output: Path, form: str) -> str:
@@ -102,7 +105,7 @@ def _write_folder(document: Report, output: Path, form: str) -> str:
             count += 1
     if form == "csv":
         count += _write_tables(document, output)
-    return f"{count} files in {output}"
+    return f"{counted(count, 'file')} in {output}"
 
 
 def _write_tables(document: Report, output: Path) -> int:

@@ -121,7 +121,7 @@ def command(
         return
     if host_index:
         return  # the first host has the results
-    from lockstep.cli.show import document, print_run
+    from lockstep.cli.show import document, next_of, print_run
     from lockstep.measure.view import view
     from lockstep.report.run import model_lines
 
@@ -131,3 +131,4 @@ def command(
         print_json(document(run))
     else:
         print_run(run, ranks=False)
+        next_of(run, runs)

@@ -10,7 +10,7 @@ import msgspec
 
 from lockstep import shapes
 from lockstep.cli.options import json_option, plot_option, runs_option
-from lockstep.cli.output import console, print_json, print_table, styled
+from lockstep.cli.output import console, next_step, place, print_json, print_table, styled
 from lockstep.errors import InputError
 from lockstep.reading import Damaged, read_record
 from lockstep.run import Run, runs_root
@@ -46,6 +46,7 @@ def command(run: str, runs: Path | None, ranks: bool, operators: bool, plot: boo
         if decided := found.spec().decisions():
             console().print("\nwhat Lockstep decided")
             print_table(["setting", "value", "why"], [list(row) for row in decided])
+        next_of(found, runs)
 
 
 def _operators(run: Run, as_json: bool) -> None:
@@ -109,6 +110,20 @@ def document(run: Run) -> dict[str, Any]:
         "command": spec.command,
         "data_origin": spec.data_origin,
     }
+
+
+def next_of(run: Run, runs: Path | None) -> None:
+    """How to go on with a run, by how it ended."""
+    state, spec = run.status()["state"], run.spec()
+    if state == "done":
+        next_step(
+            f"lockstep explain {run.id}{place(runs)} (where its time went, and what to do about it); "
+            f"lockstep report {run.id}{place(runs)} (curves and timeline as a page)"
+        )
+    elif state in ("failed", "cancelled", "stalled") and run.has_checkpoint:
+        next_step(f"lockstep run --resume {run.id}{place(runs)} (goes on from its last checkpoint)")
+    elif state == "failed" and not spec.options.attached:
+        next_step(f"what its ranks said is in {run.folder}/ranks")
 
 
 def print_run(run: Run, ranks: bool, plot: bool = False) -> None:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lockstep.cli.options import complete_key, data_root_option, json_option, plot_option, runs_option, whole
-from lockstep.cli.output import note, print_json, print_records, print_table
+from lockstep.cli.output import next_step, note, place, print_json, print_records, print_table
 from lockstep.cli.packing import pack, unpack
 from lockstep.errors import DataError, InputError, RunFailed
 from lockstep.reading import Damaged
+from lockstep.recipes import REPORTS
 from lockstep.run import Options, runs_root
 from lockstep.units import clock, counted
 
@@ -85,7 +86,7 @@ def run_(
             documents.append(
                 _dry(study, folder, options, as_json)
                 if dry_run
-                else _run(study, folder, options, again, quiet, as_json)
+                else _run(study, folder, options, runs, again, quiet, as_json)
             )
         except (InputError, DataError, RunFailed) as error:
             if len(found) == 1:
@@ -99,7 +100,9 @@ def run_(
         raise RunFailed(f"{len(problems)} of {len(found)} studies did not run: {'; '.join(problems)}")
 
 
-def _run(study: Study, folder: StudyFolder, options: Any, again: bool, quiet: bool, as_json: bool) -> dict[str, Any]:
+def _run(
+    study: Study, folder: StudyFolder, options: Any, runs: Path | None, again: bool, quiet: bool, as_json: bool
+) -> dict[str, Any]:
     from lockstep.cli.compare import print_comparison
     from lockstep.report.subject import of_study
     from lockstep.study import execute
@@ -114,7 +117,7 @@ def _run(study: Study, folder: StudyFolder, options: Any, again: bool, quiet: bo
     counts = execute.run(folder, planned, options, again, watcher)
     subject = of_study(folder)
     if not as_json:
-        print_comparison(subject)
+        print_comparison(subject, runs)
     if not counts["done"] and counts["failed"]:
         raise RunFailed(f"study '{folder.name}': every run failed; 'lockstep study show {folder.name}' says why")
     return {**subject.comparison, **counts}
@@ -181,12 +184,13 @@ def _print_plan(planned: Planned, document: dict[str, Any]) -> None:
         }
         for cell in document["cells"]
     ]
-    print_records(rows, right=(2,))
+    print_records(rows, right=(2,), spare=(3, 2))
     click.echo(
         f"{_size(planned)}: {document['to_do']} of {counted(document['runs'], 'training')} to do, about {clock(document['seconds'])}"
     )
     if planned.study.budget_minutes:
         click.echo(f"it stops after budget_minutes={planned.study.budget_minutes:g}")
+    next_step("the same without --dry-run")
 
 
 @command.command("list", epilog="\b\nExamples:\n  lockstep study list\n  lockstep study list --json")
@@ -207,7 +211,7 @@ def list_(runs: Path | None, as_json: bool) -> None:
         study = builtin.find(name)[0]
         sources = ", ".join(published.source.partition(":")[0] for published in study.published)
         cells = len(study.all_cells())
-        add(name, "built-in", cells, f"{study.repeats} seeds", study.about, sources)
+        add(name, "built-in", cells, counted(study.repeats, "seed"), study.about, sources)
     for folder in list_studies(runs):
         try:
             planned = folder.read()
@@ -222,11 +226,20 @@ def list_(runs: Path | None, as_json: bool) -> None:
         print_json(rows)
         return
     print_table(
-        ["study", "", "cells", "runs", "from", "about"],
-        [["–" if value is None else str(value) for value in row.values()] for row in rows],
+        ["study", "kind", "cells", "runs", "from", "about"],
+        [["–" if value is None else str(value) for value in _first(row).values()] for row in rows],
         right=(2,),
-        spare=(4, 1),
+        spare=(1, 3, 2, 4),
     )
+    note(f"{REPORTS}.")
+    begun = [row["study"] for row in rows if row["kind"] == "begun"]
+    shown = f"; lockstep study show {begun[-1]}{place(runs)} (what it found)" if begun else ""
+    next_step(f"lockstep study run batch-size --quick{place(runs)} (a few minutes){shown}")
+
+
+def _first(row: dict[str, Any]) -> dict[str, Any]:
+    """Of what a study is about, its first sentence: 'study show' has the rest."""
+    return {**row, "about": row["about"].partition(". ")[0].rstrip(".")}
 
 
 @command.command("show", epilog="\b\nExamples:\n  lockstep study show batch-size\n  lockstep study show last --json")
@@ -249,7 +262,7 @@ def show(name: str, runs: Path | None, plot: bool, as_json: bool) -> None:
     if as_json:
         print_json(subject.comparison)
     else:
-        print_comparison(subject, plot)
+        print_comparison(subject, runs, plot)
 
 
 def _watcher(quiet: bool) -> Any:

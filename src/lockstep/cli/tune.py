@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from lockstep.cli.options import SECONDS, data_root_option, json_option, read_words, runs_option, words_argument
-from lockstep.cli.output import console, note, print_json
+from lockstep.cli.output import console, next_step, note, print_json
 
 if TYPE_CHECKING:
     from lockstep.turns.knockout import Knockout
@@ -89,6 +89,7 @@ def command(
             note(part.table.says)
         for text in part.notes:
             note(text)
+        next_step(line)
 
 
 class Live:

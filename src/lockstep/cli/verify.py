@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lockstep.cli.options import data_root_option, json_option, read_words, runs_option, whole, words_argument
-from lockstep.cli.output import console, note, print_json, print_table, styled
+from lockstep.cli.output import console, next_step, note, print_json, print_table, styled
 from lockstep.errors import InputError, RunFailed
+from lockstep.units import counted
 
 if TYPE_CHECKING:
     from lockstep.verify.checks import Check
@@ -131,7 +133,10 @@ def _recipe(words: tuple[str, ...], runs: Path | None, data_root: str | None, ke
             raise RunFailed(_failure(failed, len(checks), keep))
         record(folder.parent, verdict.proven_specs, len(checks), verdict.steps)
         if not as_json:
-            console().print(styled((f"{len(checks)} checks passed:", "green"), " the placements compute the same."))
+            console().print(
+                styled((f"{counted(len(checks), 'check')} passed:", "green"), " the placements compute the same.")
+            )
+            next_step(f"lockstep race ranks=1 ranks={placement.ranks} (which of them is faster)")
 
 
 def _foreign(
@@ -160,6 +165,8 @@ def _foreign(
             _table(verdict.checks, {})
         for line in verdict.lines:
             console().print(line)
+        if verdict.verdict == "same":
+            next_step(f"lockstep attach -- {shlex.join(argv)} (where the time of its steps goes)")
     if verdict.verdict != "same":
         ctx.exit(RunFailed.exit_code)
 
@@ -188,7 +195,7 @@ def _failure(failed: list[Check], total: int, keep: bool) -> str:
     first = next(check for check in failed if not check.diverged)
     where = f", {first.where}" if first.where else ""
     return (
-        f"verify: {len(failed)} of {total} checks failed, first '{first.what}' ({first.against}{where}): "
+        f"verify: {len(failed)} of {counted(total, 'check')} failed, first '{first.what}' ({first.against}{where}): "
         f"the placements do NOT compute the same{hint}"
     )
 

@@ -20,6 +20,7 @@ from lockstep.dashboard.live import Event, LiveRun
 from lockstep.dashboard.security import Guard, Refused, check_folder
 from lockstep.errors import InputError
 from lockstep.run import Run, Spec
+from lockstep.units import counted
 
 TICK_S = 1.0
 LIST_TICK_S = 2.0
@@ -156,8 +157,8 @@ class App:
 
     def _compare(self, request: Request) -> Answer:
         names = [self._listing.run(name).id for name in request.query.get("id", [])]
-        given = {"kind": "compare", "name": f"{len(names)} runs", "runs": names}
-        return Answer(assets.page(f"{len(names)} runs – Lockstep dashboard", "run.js", given))
+        given = {"kind": "compare", "name": counted(len(names), "run"), "runs": names}
+        return Answer(assets.page(f"{counted(len(names), 'run')} – Lockstep dashboard", "run.js", given))
 
     def _report(self, request: Request) -> Answer:
         study = request.one("study")

@@ -134,7 +134,8 @@ def memory(rows: list[Row]) -> Table:
 
 def published(rows: list[Row]) -> Table:
     return Table(
-        "Document D beside this (another machine, engine qnnpack: compare the ratios; training times: the study 'quantization'):",
+        "Document D, one of four published course reports (docs/published-recipes.md), beside this (another machine, engine qnnpack: compare the "
+        "ratios; training times: the study 'quantization'):",
         ["what", "published", "ours"],
         [[row["what"], row["published"], row["ours"]] for row in rows],
     )

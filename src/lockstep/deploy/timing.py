@@ -29,7 +29,7 @@ def measure(request: Request, threads: list[int], compiled: bool, say: Callable[
     rows: list[dict[str, Any]] = []
     names = routes(compiled)
     for count in threads:
-        say(f"timing {len(names)} routes with {counted(count, 'thread')}")
+        say(f"timing {counted(len(names), 'route')} with {counted(count, 'thread')}")
         answer = start(msgspec.structs.replace(request, threads=count, routes=names))
         for batch, samples in answer["samples"].items():
             rows += [_row(count, int(batch), name, samples) for name in samples]
@@ -62,7 +62,7 @@ def _ends(key: str, values: list[float]) -> dict[str, float | None]:
 def memory(request: Request, say: Callable[[str], None], names: list[str] | None = None) -> list[dict[str, Any]]:
     """Peak resident growth of each route that has no compiler in it (compiling grows more than any model), each in a process of its own."""
     names = names or [name for name in routes(compiled=False) if not name.endswith("quantizer")]
-    say(f"memory of {len(names)} routes at batch {MEMORY_BATCH}")
+    say(f"memory of {counted(len(names), 'route')} at batch {MEMORY_BATCH}")
     rows = []
     for name in names:
         answer = start(msgspec.structs.replace(request, threads=1, routes=[name], batches=[MEMORY_BATCH], memory=True))

@@ -195,7 +195,7 @@ def _evaluation(evidence: Evidence, seen: dict[str, Any]) -> Iterator[Finding]:
     if ranks > 1 and len(whole_set) == ranks:
         loader = next(loader for loader in facts[0]["evaluated_by"] if _unsharded(loader))
         yield Finding(
-            verdict=f"every rank evaluates the whole set: {ranks} times the same {loader['batches']} batches",
+            verdict=f"every rank evaluates the whole set: {ranks} times the same {counted(int(loader['batches']), 'batch', 'batches')}",
             why=f"its DataLoader has no distributed sampler; {told}, of which {percent(1 - 1 / ranks)} is done by the others too",
             next="give each rank its share (a DistributedSampler, or a Subset of every N-th sample) and add the sums up, or evaluate on rank 0 alone",
             cost=share * (1 - 1 / ranks),
@@ -224,7 +224,7 @@ def _workers(evidence: Evidence, seen: dict[str, Any]) -> Iterator[Finding]:
         return
     yield Finding(
         verdict=f"the loader's workers are started anew in every epoch: {percent(share)} of the training",
-        why=f"{starts} epochs began with {duration(seconds / starts)} each until {counted(int(loader['workers']), 'worker')} had started and "
+        why=f"{counted(starts, 'epoch')} began with {duration(seconds / starts)} each until {counted(int(loader['workers']), 'worker')} had started and "
         f"the first batch was there",
         next="persistent_workers=True",
         cost=share,

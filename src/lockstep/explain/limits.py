@@ -14,7 +14,7 @@ from lockstep.explain.speedup import crowded, known_cores
 from lockstep.placement import DEFAULT_BUCKET_MB
 from lockstep.recipe import Augment
 from lockstep.statistics import median_interval
-from lockstep.units import duration, percent
+from lockstep.units import counted, duration, percent
 from lockstep.ways import Way
 
 # A smaller saving is not worth reporting.
@@ -78,7 +78,7 @@ def _loader(evidence: Evidence, ways: dict[str, Way], base: Way) -> Iterator[Fin
     )
     yield Finding(
         verdict=f"the loader holds training up: without it a step would take {duration(way.seconds)} instead of {duration(base.seconds)}",
-        why=f"{found.text} of a step, n = {len(base.rounds)} rounds with one batch used again and again; it is {blame}",
+        why=f"{found.text} of a step, n = {counted(len(base.rounds), 'round')} with one batch used again and again; it is {blame}",
         next=f"try it with less of {', '.join(on)}" if on else "use a smaller data type or image for the data set",
         cost=found.saved,
         interval=found.ends,
@@ -100,7 +100,7 @@ def _batch(evidence: Evidence, ways: dict[str, Way], base: Way) -> Iterator[Find
         more = f"global_batch={2 * plan.global_batch} with lr_rule=linear or sqrt (another recipe: check its accuracy)"
     yield Finding(
         verdict=f"the batch is small: with {way.samples} samples a rank instead of {base.samples}, a sample would take {percent(found.saved)} less time",
-        why=f"{duration(way.seconds)} for {way.samples} samples against {duration(base.seconds)} for {base.samples}: {found.text} saved, n = {len(base.rounds)} rounds",
+        why=f"{duration(way.seconds)} for {way.samples} samples against {duration(base.seconds)} for {base.samples}: {found.text} saved, n = {counted(len(base.rounds), 'round')}",
         next=more,
         cost=found.saved,
         interval=found.ends,
@@ -121,7 +121,9 @@ def _threads(evidence: Evidence, ways: dict[str, Way], base: Way) -> Iterator[Fi
     threads = placement.threads or 1
     local = base.ranks if placement.emulated else max(1, base.ranks // placement.hosts)
     measured = (
-        f"threads={way.threads} saves {found.text} of a step, n = {len(base.rounds)} rounds" if way and found else ""
+        f"threads={way.threads} saves {found.text} of a step, n = {counted(len(base.rounds), 'round')}"
+        if way and found
+        else ""
     )
     crowd = f"{local} ranks x {threads} threads share {cores} cores" if too_many else ""
     if worth:
@@ -153,7 +155,7 @@ def _buckets(evidence: Evidence, ways: dict[str, Way], base: Way) -> Iterator[Fi
     yield Finding(
         verdict=f"the buckets are small: with ddp.bucket_mb={DEFAULT_BUCKET_MB:g} instead of {size:g}, a step would take "
         f"{duration(way.seconds)} instead of {duration(base.seconds)}",
-        why=f"{found.text} of a step, n = {len(base.rounds)} rounds: every bucket is a message of its own",
+        why=f"{found.text} of a step, n = {counted(len(base.rounds), 'round')}: every bucket is a message of its own",
         next=f"ddp.bucket_mb={DEFAULT_BUCKET_MB:g}, which is the default",
         cost=found.saved,
         interval=found.ends,
@@ -173,7 +175,7 @@ def _none(ways: dict[str, Way], base: Way) -> Finding:
     parts = {name: gain(ways[name], base, 2 if name == "double" else 1) for name in tried if name in ways}
     return Finding(
         verdict="neither the loader, nor the batch, nor the threads, nor the buckets hold it up",
-        why=f"saved by {', '.join(f'{tried[name]} {found.text}' for name, found in parts.items())}, n = {len(base.rounds)} rounds",
+        why=f"saved by {', '.join(f'{tried[name]} {found.text}' for name, found in parts.items())}, n = {counted(len(base.rounds), 'round')}",
         figures={
             "cause": None,
             **{name: found.saved for name, found in parts.items()},

@@ -12,7 +12,7 @@ from lockstep.explain.finding import Finding
 from lockstep.measure.phases import Rows
 from lockstep.measure.records import PHASES
 from lockstep.statistics import MARGIN_RATIO
-from lockstep.units import duration, percent
+from lockstep.units import counted, duration, percent
 
 # A smaller share is not worth reporting; and it has to be surely more than one that nobody would act on.
 WORTH, LEAST = 0.05, MARGIN_RATIO
@@ -49,7 +49,7 @@ def _between(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(
         verdict=f"{percent(share)} of the run is {largest}, between its steps",
         why=", ".join(f"{name} {duration(value)}" for name, value in seconds.items())
-        + f" of {duration(whole)}{_told(interval, f'over {len(epochs)} epochs')}",
+        + f" of {duration(whole)}{_told(interval, 'over ' + counted(len(epochs), 'epoch'))}",
         next=(OWN_LOOP if evidence.spec.options.own_loop else ADVICE)[largest],
         cost=share,
         interval=interval,

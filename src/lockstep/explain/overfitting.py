@@ -28,7 +28,7 @@ def answer(evidence: Evidence) -> Iterator[Finding]:
         return
     if len(epochs) < FEWEST_EPOCHS:
         yield Finding(
-            verdict="too few epochs to say",
+            verdict="too few epochs to say whether it overfits",
             why=f"{len(epochs)} of at least {FEWEST_EPOCHS}: a curve's noise cannot be told from its direction",
             next=f"epochs={2 * FEWEST_EPOCHS}",
         )

@@ -48,7 +48,7 @@ def answer(evidence: Evidence) -> Iterator[Finding]:
         margin = "" if found is None else f" by more than {percent(MARGIN_RATIO)}"
         yield Finding(
             verdict=f"nothing that was run here reaches {target:.1%} sooner than this{margin}",
-            why=f"{timed[best.name]:.3g} s of training{'' if found is None else f' with {best.name}'}, the least of {len(groups)} settings{others}",
+            why=f"{timed[best.name]:.3g} s of training{'' if found is None else f' with {best.name}'}, the least of {counted(len(groups), 'setting')}{others}",
             figures=figures,
         )
         return
@@ -59,7 +59,7 @@ def answer(evidence: Evidence) -> Iterator[Finding]:
     sure = "" if time is None else f" ({found.verdict}, n = {pairs})"
     yield Finding(
         verdict=f"for {target:.1%}, choose {best.name}: {timed[best.name]:.3g} s, {gain}{sure}",
-        why=f"the least time to that accuracy of {len(groups)} settings of this task that were run{others}",
+        why=f"the least time to that accuracy of {counted(len(groups), 'setting')} of this task that were run{others}",
         next=_how(best, mine)
         if found.settled or time is None
         else "repeat both: lockstep study run FILE with these as cells",

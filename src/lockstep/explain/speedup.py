@@ -133,7 +133,9 @@ def _measured(evidence: Evidence, ways: dict[str, Way]) -> Finding:
         "beyond_apart_s": statistics.median(beyond),
         "run_step_s": evidence.step.get("total"),
     }
-    split = ", ".join(f"{name} {_with(parts[name], ends[name])}" for name in ("ideal", *CAUSES, "rest"))
+    split = ", ".join(
+        [*(f"{name} {_with(parts[name], ends[name])}" for name in ("ideal", *CAUSES)), _rest(parts, ends)]
+    )
     why = (
         f"a step takes {duration(step)}: {split} (median and 95 % interval of n = {n} rounds of one start); together it takes "
         f"{_with(figures['beyond_apart_s'], _between(beyond))} longer than apart, and clocks within the step say "
@@ -195,6 +197,13 @@ def _with(seconds: float, ends: Ends) -> str:
     return duration(seconds) + (f" ({duration(ends[0])} to {duration(ends[1])})" if ends else "")
 
 
+def _rest(parts: dict[str, float], ends: dict[str, Ends]) -> str:
+    """What no cause accounts for. Less than nothing is no saving: causes that were measured apart overlap."""
+    if parts["rest"] >= 0:
+        return f"rest {_with(parts['rest'], ends['rest'])}"
+    return f"less {duration(-parts['rest'])} that two of these count twice"
+
+
 def _from_run(evidence: Evidence) -> Finding:
     """Without `--measure` only what the run itself has timed is known."""
     step, exchange, waiting = (evidence.step[name] for name in ("total", "exchange", "waiting"))
@@ -209,7 +218,7 @@ def _from_run(evidence: Evidence) -> Finding:
         verdict=f"{percent(exchange / step)} of a step is exposed exchange, {percent(waiting / step)} waiting; "
         "what else is lost has not been measured",
         why=f"exchange {_with(exchange, ends['exchange'])}, waiting {_with(waiting, ends['waiting'])} of {duration(step)}, timed within "
-        "the run's own steps (mean and 95 % interval over blocks of them)",
+        f"the run's own steps (mean and 95 % interval over blocks of them); {phases.waited_for(evidence.ranks)}",
         next=f"lockstep explain {evidence.run.id} --measure"
         if not evidence.spec.options.own_loop
         else "exchange less often, or over a faster backend",

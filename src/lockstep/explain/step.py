@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from lockstep.explain.evidence import Evidence
 from lockstep.explain.finding import Finding
-from lockstep.measure.phases import NAMES
+from lockstep.measure.phases import NAMES, waited_for
+from lockstep.statistics import MARGIN_RATIO
 from lockstep.units import counted, duration, percent
 
 
@@ -20,8 +21,9 @@ def answer(evidence: Evidence) -> Iterator[Finding]:
     share = ", ".join(
         f"{name} {percent(mean[name] / mean['total'])}" for name in NAMES if mean[name] > 0.0005 * mean["total"]
     )
+    owner = f"; {waited_for(evidence.ranks)}" if mean["waiting"] > MARGIN_RATIO * mean["total"] else ""
     yield Finding(
         verdict=f"most of a step is {largest}: {duration(mean[largest])} of {duration(mean['total'])}",
-        why=f"mean over {counted(len(parts), 'rank')} and {counted(steps, 'step')}: {share}",
+        why=f"mean over {counted(len(parts), 'rank')} and {counted(steps, 'step')}: {share}{owner}",
         figures={"mean_s": mean, "max_s": most, "ranks": parts, "steps": steps},
     )

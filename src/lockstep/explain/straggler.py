@@ -16,7 +16,7 @@ import numpy as np
 from lockstep.explain import blocks, slowness
 from lockstep.explain.evidence import Evidence
 from lockstep.explain.finding import Finding
-from lockstep.measure.phases import computing
+from lockstep.measure.phases import computing, waited_for
 from lockstep.statistics import ALPHA, MARGIN_RATIO, t_quantile
 from lockstep.units import duration, percent
 
@@ -71,7 +71,7 @@ def answer(evidence: Evidence) -> Iterator[Finding]:
             advice = "something else runs on these cores now and then: keep the machine free, or exchange less often"
         differ = percent(float(means.max() / means.min()) - 1)
         waiting = f"waiting in turns costs {duration(lost)} ({percent(lost / step)}) of a step"
-        why = f"the ranks' mean work in a step differs by {differ}; {waiting}"
+        why = f"the ranks' mean work in a step differs by {differ}; {waiting}, and {waited_for(evidence.ranks)}"
         yield Finding(
             verdict=verdict,
             why=why,

@@ -48,7 +48,7 @@ def compared(evidence: Evidence, accuracy: float) -> Twin | None:
     if len(seeds) >= FEWEST_PAIRS:
         found = compare([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds], "accuracy")
         if found.effect is not None and found.low is not None and found.high is not None:
-            how = f"n = {len(seeds)} pairs of one seed"
+            how = f"n = {counted(len(seeds), 'pair')} of one seed"
             return _twin(found.effect, found.low, found.high, len(alone), how)
     own = theirs.get(evidence.spec.recipe.seed)
     others = [own] if own is not None else list(theirs.values())

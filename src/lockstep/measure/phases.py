@@ -51,6 +51,19 @@ def waiting(ranks: Sequence[Rows]) -> list[Rows]:
     return list(exchange - exchange.min(axis=0))
 
 
+def last_in(ranks: Sequence[Rows]) -> list[float]:
+    """In what share of the steps each rank came last, so that the others waited for it."""
+    exchange = np.stack([rows["exchange_ns"] for rows in ranks])
+    return [float(share) for share in np.bincount(exchange.argmin(axis=0), minlength=len(ranks)) / exchange.shape[1]]
+
+
+def waited_for(ranks: Sequence[Rows]) -> str:
+    """Whom the others waited for most often."""
+    shares = last_in(ranks)
+    rank = max(range(len(shares)), key=shares.__getitem__)
+    return f"rank {rank} came last in {shares[rank]:.0%} of the steps"
+
+
 def computing(ranks: Sequence[Rows]) -> Rows:
     """Seconds that each rank (row) worked in each step (column): all but the exchange."""
     return np.stack([rows["total_ns"] - rows["exchange_ns"] for rows in ranks]) / 1e9

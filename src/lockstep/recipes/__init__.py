@@ -15,6 +15,11 @@ from lockstep.errors import InputError
 
 FOLDER = Path(__file__).parent
 PREFIX = "published/"
+REPORTS = (
+    "Documents A to D are four published reports of a university course on distributed training (A0: the brief for A); "
+    "docs/published-recipes.md says what each did"
+)
+"""For whoever meets one of these letters."""
 _HEADER = re.compile(r"# Document (?P<document>\w+): (?P<about>.+)")
 
 

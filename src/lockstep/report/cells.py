@@ -6,14 +6,11 @@ from typing import Any
 
 from lockstep.metrics import METRICS
 from lockstep.report.subject import Subject
-from lockstep.report.views import Cell, Claim, Published, Said, Table
-from lockstep.statistics import WORDS
-from lockstep.text import some
+from lockstep.report.views import Cell, Claim, Published, Table
 from lockstep.units import text
 
 Document = dict[str, Any]
 MOST_BARS = 3
-SETTLED = tuple(word for words in WORDS.values() for word in words)
 
 
 def table(subject: Subject) -> Table | None:
@@ -23,9 +20,10 @@ def table(subject: Subject) -> Table | None:
         return None
     metrics, sources = document["metrics"], document.get("published", [])
     labels = [METRICS[metric].title(document["target_accuracy"]) for metric in metrics]
-    published = [f"published, {source['source'].partition(':')[0]}" for source in sources]
+    published = [f"published ({source['source'].partition(':')[0]})" for source in sources]
     # Where nothing is asked about time, runs were made with no thought of it.
-    speeds = ["speed-up", "efficiency"] if not all(METRICS[metric].learned for metric in metrics) else []
+    speeds = ["speed-up"] if not all(METRICS[metric].learned for metric in metrics) else []
+    speeds += ["efficiency"] if speeds and any(cell.get("efficiency") is not None for cell in document["cells"]) else []
     columns = ["cell", "runs", *labels, *speeds, *published]
     rows = [_row(cell, metrics, speeds, sources) for cell in document["cells"]]
     first, last = 2, 2 + len(metrics)
@@ -93,12 +91,12 @@ def _row(cell: Document, metrics: list[str], speeds: list[str], sources: list[Do
     by_speed = [
         Cell(text=text(speed, "times"), value=speed),
         Cell(text="–" if efficiency is None else f"{efficiency:.0%}", value=efficiency),
-    ]
+    ][: len(speeds)]
     return [
         head,
         counts,
         *(_figure(metric, cell["metrics"].get(metric)) for metric in metrics),
-        *(by_speed if speeds else []),
+        *by_speed,
         *(Cell(text=source["figures"].get(cell["cell"], "")) for source in sources),
     ]
 
@@ -160,43 +158,3 @@ def reason(claim: Document) -> str:
     """Why it came out otherwise: the explanation, and what is known about the difference, where there is one."""
     parts = {"differs": (claim["why"], claim["known"]), "not settled": (claim["why"],)}.get(claim["verdict"], ())
     return "; ".join(part for part in parts if part)
-
-
-def headlines(subject: Subject) -> list[Said]:
-    """What a comparison comes to: for each cell, in what it differs from the baseline for certain."""
-    document = subject.comparison
-    if subject.kind == "run":
-        return []
-    found = []
-    for cell in document["cells"]:
-        against = {m: c["against_baseline"] for m, c in cell["metrics"].items() if c.get("against_baseline")}
-        certain = {m: a for m, a in against.items() if a["verdict"] in SETTLED}
-        if certain:
-            # The speed ratio is the inverse of the time ratio: one of them is enough.
-            certain = {m: a for m, a in certain.items() if m != "images_per_second" or "seconds" not in certain}
-            said = "; ".join(
-                f"{METRICS[m].title(document['target_accuracy'])} {a['verdict']}, {effect(m, a)}"
-                for m, a in certain.items()
-            )
-            found.append(Said(question="comparison", verdict=f"{cell['cell']}: {said}"))
-    open_ones = [c["cell"] for c in document["cells"] if _nothing_settled(c)]
-    if open_ones:
-        found.append(
-            Said(
-                question="comparison",
-                verdict=f"no difference to '{document['baseline']}' can be told for {some(open_ones, 4)}",
-                next="give the race more time (race_minutes), or add seeds (--repeats)"
-                if document.get("race")
-                else "repeat them: the table says how many more repeats would settle each figure, where that can be known",
-            )
-        )
-    for cell in document["cells"]:
-        if cell["left_out"]:
-            found.append(Said(question="left out", verdict=f"{cell['cell']} is left out", why=cell["left_out"]))
-        found += [Said(question="failed", verdict=f"{cell['cell']} failed", why=why) for why in cell["failed"][:2]]
-    return found
-
-
-def _nothing_settled(cell: Document) -> bool:
-    verdicts = [c["against_baseline"]["verdict"] for c in cell["metrics"].values() if c.get("against_baseline")]
-    return bool(verdicts) and not any(verdict in (*SETTLED, "the same") for verdict in verdicts)

@@ -10,9 +10,10 @@ import msgspec
 
 from lockstep.measure.environment import version_of
 from lockstep.measure.view import RunView
-from lockstep.report import cells, curves, exchange, findings, run, setup, speed, steps, timeline
+from lockstep.recipes import REPORTS
+from lockstep.report import answers, cells, curves, exchange, findings, run, setup, speed, steps, timeline
 from lockstep.report.subject import Subject
-from lockstep.report.views import AnyChart, Part, Report, Table
+from lockstep.report.views import AnyChart, Part, Report, Said, Table
 from lockstep.run import DAMAGED
 from lockstep.units import counted, text
 
@@ -44,7 +45,7 @@ def part(subject: Subject, rooms: Sequence[Any] = ROOMS, details: bool = True) -
         kind=subject.kind,
         about=subject.comparison.get("about", ""),
         facts=run.facts(alone) if alone else cell_facts(subject),
-        headlines=cells.headlines(subject),
+        headlines=_headlines(subject),
         findings=findings.findings(subject) if details else [],
         notes=[*_damaged(subject), *(run.notes(alone) if alone else _notes(subject))],
         table=cells.table(subject),
@@ -56,6 +57,15 @@ def part(subject: Subject, rooms: Sequence[Any] = ROOMS, details: bool = True) -
         environment=setup.environment(subject) if details else None,
         commands=setup.commands(subject) if details else [],
     )
+
+
+def _headlines(subject: Subject) -> list[Said]:
+    """The answers, and below the last sentence what to type next."""
+    found = answers.answers(subject)
+    last = max((place for place, said in enumerate(found) if said.question == answers.ANSWER), default=None)
+    if last is not None:
+        found[last] = msgspec.structs.replace(found[last], next=answers.next_step(subject))
+    return found
 
 
 def _tables(subject: Subject, alone: RunView | None) -> list[Table | None]:
@@ -125,4 +135,6 @@ def _notes(subject: Subject) -> list[str]:
             f"beside training a run took {overhead['overhead_s']:.1f} s: {overhead['prepare_s']:.1f} s to check, {overhead['start_s']:.1f} s until "
             f"the first step, {overhead['finish_s']:.1f} s to end, {overhead['between_s']:.1f} s between runs (medians of {counted(int(overhead['runs']), 'run')})"
         )
+    if document.get("published"):
+        found.append(REPORTS)
     return found

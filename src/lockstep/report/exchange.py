@@ -8,6 +8,7 @@ from lockstep.backends.costs import store
 from lockstep.backends.costs.cells import Cell
 from lockstep.report.subject import Subject
 from lockstep.report.views import Axis, Lines, Series, short, shorts
+from lockstep.units import counted
 
 SECTION = "exchange"
 COLLECTIVE = "all_reduce"
@@ -72,7 +73,7 @@ def _groups(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
     several = len({cell.ranks for cell in cells}) > 1
     found: dict[str, list[Cell]] = {}
     for cell in cells:
-        found.setdefault(f"{cell.backend}, {cell.ranks} ranks" if several else cell.backend, []).append(cell)
+        found.setdefault(f"{cell.backend}, {counted(cell.ranks, 'rank')}" if several else cell.backend, []).append(cell)
     return found
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+import msgspec
+
 from lockstep.explain import ANALYZERS, explain
 from lockstep.explain.evidence import Evidence, study_of
 from lockstep.explain.finding import Finding
@@ -18,7 +22,32 @@ def findings(subject: Subject) -> list[About]:
     cells = subject.groups if subject.study else study_of(subject.runs[0]) if subject.kind == "run" else []
     told = [group for group in subject.begun if not group.done or any(each.own for each in group.done)]
     found = [About(name=group.name, findings=_of(group, subject.peers, cells)) for group in told[:MOST_CELLS]]
-    return [about for about in found if about.findings]
+    return shared(found, "every cell" if len(told) <= MOST_CELLS else f"the first {MOST_CELLS} cells")
+
+
+def shared(found: list[About], all_of_them: str = "every cell") -> list[About]:
+    """What is found in every cell is said once, with the figures of the cell that it costs most."""
+    kinds = [{_kind(said): said for said in about.findings} for about in found]
+    everywhere = [
+        kind for kind in (kinds[0] if kinds else {}) if len(kinds) > 1 and all(kind in each for each in kinds)
+    ]
+    told = []
+    for kind in everywhere:
+        place = max(range(len(found)), key=lambda index: kinds[index][kind].cost)
+        said = kinds[place][kind]
+        if any(each[kind].verdict != said.verdict for each in kinds):
+            why = f"these figures are of '{found[place].name}'" + (f": {said.why}" if said.why else "")
+            said = msgspec.structs.replace(said, why=why)
+        told.append(said)
+    rest = [About(about.name, [said for said in about.findings if _kind(said) not in everywhere]) for about in found]
+    return [about for about in (About(all_of_them, told), *rest) if about.findings]
+
+
+def _kind(said: Said) -> tuple[str, str]:
+    """The question and the answer without its figures. What to choose is one answer for all cells of a task."""
+    if said.question == "recommendation":
+        return said.question, ""
+    return said.question, re.sub(r"[+−-]?\d[\d,.]*(?: ?(?:%|[µm]?s|[kMG]?B)\b)?", "#", said.verdict)
 
 
 def definitions() -> dict[str, str]:

@@ -21,9 +21,11 @@ def markdown(report: Report) -> str:
 def _part(part: Part) -> Iterable[str]:
     if part.about:
         yield from (plain(part.about), "")
+    if part.headlines:
+        yield from (*(line for said in part.headlines for line in _said(said)), "")
     yield from (f"- **{plain(label)}**: {plain(value)}" for label, value in part.facts)
-    yield from ("", "## Findings", "")
-    yield from (line for said in part.headlines for line in _said(said))
+    if part.findings:
+        yield from ("", "## Findings", "")
     for about in part.findings:
         if len(part.findings) > 1 or part.headlines:
             yield from ("", f"### {plain(about.name)}", "")

@@ -141,7 +141,9 @@ class RaceLive:
             self._live = RichLive(console=console(), auto_refresh=False, transient=True)
 
     def __enter__(self) -> Self:
-        begins = f"{len(self._record.entries)} contenders, up to {self._record.budget.seconds:g} s: starting …"
+        begins = (
+            f"{counted(len(self._record.entries), 'contender')}, up to {self._record.budget.seconds:g} s: starting …"
+        )
         if self._live:
             self._live.__enter__()
         elif self._cell:
@@ -154,7 +156,7 @@ class RaceLive:
         if self._live:
             self._live.__exit__(*error)
         if self._cell:  # the result has all else
-            self._cell.show(f"{counted(self._starts, 'start')} of {len(self._record.entries)} contenders")
+            self._cell.show(f"{counted(self._starts, 'start')} of {counted(len(self._record.entries), 'contender')}")
 
     def __call__(self, race: Race) -> None:
         """Drawing takes a processor from the contenders, so it is done between rounds, and not after each."""
@@ -169,7 +171,10 @@ class RaceLive:
         if self._live or self._cell:
             record = state_of(race, self._record, over=False)
             text = table_text(table(record, race.windows), console())
-            text.append(f"\n{race.starts} starts, {race.elapsed:.0f} of {self._record.budget.seconds:g} s", style="dim")
+            text.append(
+                f"\n{counted(race.starts, 'start')}, {race.elapsed:.0f} of {self._record.budget.seconds:g} s",
+                style="dim",
+            )
             if self._live:
                 self._live.update(text, refresh=True)
             elif self._cell:
@@ -177,7 +182,7 @@ class RaceLive:
         elif race.starts > self._told:
             self._told = race.starts
             found = "; ".join(f"{ratio.contender}: {speed(ratio)}" for ratio in race.ratios())
-            note(f"{race.elapsed:.0f} s, {race.starts} starts: {found}")
+            note(f"{race.elapsed:.0f} s, {counted(race.starts, 'start')}: {found}")
 
 
 def _starting(spec: Spec) -> str:

@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from lockstep import units
+from lockstep.report.answers import ANSWER, Difference, Way, sentence
+from lockstep.report.spoken import names
 from lockstep.report.views import AnyChart, Axis, Cell, Command, Lines, Part, Said, Series, Table, shorts
 from lockstep.turns import estimate
 from lockstep.turns.estimate import Ratio, Window
 from lockstep.turns.folder import Record
-from lockstep.turns.where import where
+from lockstep.turns.where import by_cores, where
 
 COLUMNS = ["contender", "verdict", "speed", "samples/s", "step", "exchange", "starts"]
 RIGHT = [2, 3, 4, 5, 6]
@@ -29,11 +31,11 @@ def race_part(record: Record, windows: Sequence[Window], name: str) -> Part:
         kind="race",
         about=_about(record),
         table=table(record, windows),
-        headlines=[said(record, windows)],
+        headlines=answers(record, windows),
         notes=_notes(record, windows),
         charts=_charts(record, windows),
         environment=_environment(record),
-        commands=[Command("race", [_again(record)])],
+        commands=[Command("race", [_again(record, record.budget.seconds)])],
     )
 
 
@@ -42,10 +44,10 @@ def _environment(record: Record) -> Table:
     return Table("environment", "Environment", "", ["", ""], [[Cell(name), Cell(value)] for name, value in facts])
 
 
-def _again(record: Record) -> str:
-    names = shlex.join(_plain(entry.name) for entry in record.entries)
+def _again(record: Record, seconds: float) -> str:
+    words = shlex.join(_plain(entry.name) for entry in record.entries)
     common = f" --all {shlex.quote(record.common)}" if record.common else ""
-    return f"lockstep race {names}{common} --budget {record.budget.seconds:g}s --until {100 * record.budget.margin:g}%"
+    return f"lockstep race {words}{common} --budget {seconds:g}s --until {100 * record.budget.margin:g}%"
 
 
 def table(record: Record, windows: Sequence[Window]) -> Table:
@@ -67,7 +69,7 @@ def _row(name: str, ratio: Ratio | None, record: Record, mine: Sequence[Window])
         return [Cell(name), Cell("starting"), *[Cell("–")] * 5]
     cost = statistics.median(window.cost("wall") for window in mine)
     step = statistics.median(window.wall / window.steps for window in mine)
-    exchange = statistics.median(window.phases.get("exchange", 0.0) / window.wall for window in mine)
+    exchange = _exchange(mine)
     first = name == record.entries[0].name
     verdict = "baseline" if first else ratio.verdict if ratio else "not settled"
     starts = len({window.start for window in mine})
@@ -91,50 +93,69 @@ def speed(ratio: Ratio | None) -> str:
 
 
 def _about(record: Record) -> str:
-    starts = "one start" if record.starts == 1 else f"{record.starts} starts"
-    contenders = f"{len(record.entries)} contenders, {starts} of each, {units.duration(record.seconds)}"
+    starts = units.counted(record.starts, "start")
+    contenders = (
+        f"{units.counted(len(record.entries), 'contender')}, {starts} of each, {units.duration(record.seconds)}"
+    )
     return contenders if record.over else f"{contenders}, not over"
 
 
-def said(record: Record, windows: Sequence[Window]) -> Said:
-    """The answer in one sentence."""
-    question = "Which is the fastest?"
-    baseline, ratios = record.entries[0].name, [ratio for ratio in record.ratios if ratio.effect is not None]
-    if not ratios:
-        return Said(question, "nothing could be compared", next="see the reasons above")
-    open_, margin = [ratio for ratio in ratios if ratio.verdict == "not settled"], units.percent(record.budget.margin)
-    if open_:
-        names = ", ".join(ratio.contender for ratio in open_)
-        verdict = f"not settled against {baseline}: {names}"
-        why = "; ".join(f"{ratio.contender}: {speed(ratio)}" for ratio in open_)
-        return Said(
-            question,
-            verdict,
-            why,
-            next=f"give it longer: --budget {round(4 * record.budget.seconds)}s, or end other work",
-        )
+def answers(record: Record, windows: Sequence[Window]) -> list[Said]:
+    """One sentence for each contender against the first, the fastest first; why; and below the last one what to type next."""
+    baseline = record.entries[0]
+    spoken = names([entry.name for entry in record.entries], baseline.name)
+    ratios = sorted(
+        (ratio for ratio in record.ratios if ratio.effect is not None), key=lambda ratio: ratio.effect or 1.0
+    )
+    found = []
+    for ratio in ratios:
+        command = any(entry.command for entry in record.entries if entry.name in (ratio.contender, baseline.name))
+        text = sentence(*spoken[ratio.contender], _difference(ratio), [], "run" if command else "train")
+        found.append(Said(ANSWER, text, _why(ratio, record, windows) if ratio.verdict in ("faster", "slower") else ""))
+    if found:
+        found[-1] = replace(found[-1], next=next_step(record))
+    else:
+        found.append(Said(ANSWER, "nothing could be compared"))
+    return found + [Said("failed", f"{name} failed", why) for name, why in record.failures.items()]
+
+
+def _why(ratio: Ratio, record: Record, windows: Sequence[Window]) -> str:
+    ours, theirs = (next(e for e in record.entries if e.name == name) for name in (ratio.contender, ratio.baseline))
+    cores, others = (entry.placement.ranks * (entry.placement.threads or 1) for entry in (ours, theirs))
+    alike = not (ours.command or theirs.command) and replace(ours.recipe, global_batch=1) == replace(
+        theirs.recipe, global_batch=1
+    )
+    if cores == others or not alike:
+        return where(ratio.contender, ratio.baseline, windows)
+    return by_cores(cores, others, _exchange([window for window in windows if window.contender == ratio.contender]))
+
+
+def _exchange(mine: Sequence[Window]) -> float:
+    return statistics.median(window.phases.get("exchange", 0.0) / window.wall for window in mine)
+
+
+def _difference(ratio: Ratio) -> Difference:
+    """A race compares times of a sample; people ask how fast."""
+    ways: dict[str, Way] = {"faster": "less", "slower": "more", "the same": "same"}
+    assert ratio.effect is not None
+    way = ways.get(ratio.verdict, "open")
+    return Difference("speed", "rate", way, ratio.effect, ratio.low, ratio.high, ratio.n, "start").inverse()
+
+
+def next_step(record: Record) -> str:
+    """More time for what is open, else on with the fastest."""
+    ratios = [ratio for ratio in record.ratios if ratio.effect is not None]
+    if any(ratio.verdict == "not settled" for ratio in ratios):
+        return _again(record, 4 * record.budget.seconds)
     best = min(ratios, key=lambda ratio: ratio.effect or 1.0)
-    if all(ratio.verdict == "the same" for ratio in ratios):
-        verdict = f"no difference: all are as fast as {baseline} within {margin}"
-        return Said(
-            question,
-            verdict,
-            "; ".join(f"{r.contender}: {speed(r)}" for r in ratios),
-            "choose by something else: memory, simplicity",
-        )
-    if best.verdict != "faster":
-        slower = [ratio for ratio in ratios if ratio.verdict == "slower"]
-        verdict = f"{baseline}; slower are {', '.join(ratio.contender for ratio in slower)}"
-        return Said(question, verdict, where(baseline, slower[0].contender, windows), _next(baseline, record))
-    verdict = f"{best.contender}, {speed(best)} as fast as {baseline}"
-    return Said(question, verdict, where(best.contender, baseline, windows), _next(best.contender, record))
+    return _next(best.contender if best.verdict == "faster" else record.entries[0].name, record)
 
 
 def _next(name: str, record: Record) -> str:
     """How to go on with the fastest."""
     entry = next(entry for entry in record.entries if entry.name == name)
     if entry.command:
-        return f"go on with it: {shlex.join(entry.command)}"
+        return shlex.join(entry.command)
     words = _plain(name)
     if "=" not in words and not words.endswith(".toml") and not entry.script:
         return f"lockstep show {words}"
@@ -179,7 +200,9 @@ def _notes(record: Record, windows: Sequence[Window]) -> list[str]:
     found = []
     if record.disturbed:
         taken = len({(window.start, window.round) for window in windows})
-        found.append(f"{record.disturbed} of {taken} rounds were disturbed by other work, and were taken again.")
+        found.append(
+            f"{record.disturbed} of {units.counted(taken, 'round')} {'was' if record.disturbed == 1 else 'were'} disturbed by other work, and taken again."
+        )
     busy = statistics.median(window.foreign for window in windows) if windows else 0.0
     if busy > BUSY:
         by_cpu = "; ".join(f"{ratio.contender}: {speed(ratio)}" for ratio in record.cpu_ratios)

@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep import units
 from lockstep.inside.layout import BESIDE
-from lockstep.measure.phases import NAMES, TIMED, Parts, phases_line
+from lockstep.measure.phases import NAMES, TIMED, Parts, last_in, phases_line
 from lockstep.measure.view import RunView
 from lockstep.metrics import METRICS, learned_keys, recorded
 from lockstep.placement import changes_mathematics, unknown_mathematics
@@ -203,6 +203,7 @@ def ranks(run: RunView) -> Table | None:
         return None
     shown = [name for name in (*NAMES, "total") if any(part[name] for part in parts)]
     last = [name for name in learned_keys(run.spec().recipe) if name.startswith("train_")]
+    shares = last_in(run.after_warmup()) if "waiting" in shown else []
     rows = []
     for rank, part in enumerate(parts):
         ended = (run.epochs(rank) or [{}])[-1]
@@ -210,17 +211,20 @@ def ranks(run: RunView) -> Table | None:
             [
                 Cell(text=str(rank), value=rank),
                 *_times(part, shown),
+                *(Cell(text=f"{share:.0%}", value=share) for share in shares[rank : rank + 1]),
                 *(Cell(text=recorded(name).text(ended.get(name)), value=ended.get(name)) for name in last),
             ]
         )
     if len(parts) > 1:
         longest = {name: max(part[name] for part in parts) for name in shown}
-        rows.append([Cell(text="longest"), *_times(longest, shown), *(Cell(text="") for _ in last)])
-    columns = ["rank", *("step" if name == "total" else name for name in shown), *(recorded(n).heading for n in last)]
+        rows.append([Cell(text="longest"), *_times(longest, shown), *(Cell(text="") for _ in [*shares[:1], *last])])
+    columns = ["rank", *("step" if name == "total" else name for name in shown), *(["came last"] if shares else [])]
+    columns += [recorded(name).heading for name in last]
     return Table(
         id="ranks",
         title="Ranks",
-        says="Mean time of each phase over the steps after warm-up, and the result of the last epoch on the rank's own samples.",
+        says="Mean time of each phase over the steps after warm-up, in how many of them the others waited for this rank, and the result of the "
+        "last epoch on the rank's own samples.",
         columns=columns,
         rows=rows,
         right=list(range(len(columns))),

@@ -15,7 +15,7 @@ from lockstep.report.views import Cell, Command, Table
 from lockstep.run import Spec
 from lockstep.settings import changed, dotted
 from lockstep.study import builtin
-from lockstep.units import text
+from lockstep.units import counted, text
 
 ENVIRONMENT = {
     "host": "host",
@@ -98,7 +98,10 @@ def environment(subject: Subject) -> Table | None:
         if counts:
             one = len(counts) == 1
             rows.append(
-                [Cell(text=label), Cell(text="; ".join(v if one else f"{v} ({n} runs)" for v, n in counts.items()))]
+                [
+                    Cell(text=label),
+                    Cell(text="; ".join(v if one else f"{v} ({counted(n, 'run')})" for v, n in counts.items())),
+                ]
             )
     if not rows:
         return None

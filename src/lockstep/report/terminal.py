@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 # Off a terminal there is no window to fit; a table that needs more than this is for --json.
 WIDE = 160
 GAP = 2
+MOST_LINES = 3
+UNITS = "%|×|[µm]?s|min|h|[kMG]?B|[KMG]iB"
 STATES = {"done": "green", "failed": "red", "cancelled": "yellow", "stalled": "red", "damaged": "red"}
 CLAIMS = {"agrees": "green", "no difference seen": "green", "differs": "red"}
 Item: TypeAlias = "str | Text | tuple[list[str], str]"
@@ -52,12 +55,18 @@ def _terminal() -> type[Console]:
     return Terminal
 
 
-def note(text: str) -> None:
-    """A remark for the person at the terminal; never mixes with a command's output."""
+def note(text: str, whole: bool = False) -> None:
+    """A remark for the person at the terminal, folded between its words but where it is `whole`; never mixes with a command's output."""
     import click
 
     with suppress(OSError):  # nobody looks on any more, and that ends nothing
-        click.echo(printable(text), err=True)
+        lines = printable(text).split("\n")
+        if sys.stderr.isatty() and not whole:
+            width = shutil.get_terminal_size().columns
+            lines = [
+                part for line in lines for part in ([line] if _width(line) <= width else _fold(_words(line), width))
+            ]
+        click.echo("\n".join(lines), err=True)
 
 
 def styled(*parts: str | tuple[str, str]) -> Text:
@@ -86,19 +95,34 @@ class Grid:
         return max(map(_width, [self.headers[column], *lines]))
 
     def narrow(self, column: int) -> int:
-        """The least width that breaks neither a word nor a number from its unit."""
-        words = [word for row in self.cells for line in row[column][0] for word in self._pieces(line, column)]
-        return max(map(_width, [*self.headers[column].split(), *words, ""]))
+        """The least width that breaks neither a word nor a number from its unit. A row's name is folded once at most."""
+        lines = [line for row in self.cells for line in row[column][0]]
+        words = [word for line in lines for word in self._pieces(line, column)]
+        least = max(map(_width, [*self.headers[column].split(), *words, ""]))
+        if column == 0:
+            while any(len(self._folded(line, column, least)) > 2 for line in lines):
+                least += 1
+        return least
 
     def _pieces(self, line: str, column: int) -> list[str]:
         """Where a line may be folded: text between words, a number before its interval and after a comma."""
         return re.split(r" (?=\()|(?<=,) ", line) if column in self.right else line.split()
 
     def fit(self, width: int, spare: Sequence[int]) -> tuple[dict[int, int], list[int]]:
-        """The width of each column that is shown, and the columns that are left out."""
-        narrow = {column: self.narrow(column) for column in range(len(self.headers))}
-        order = [*spare, *(column for column in reversed(range(1, len(self.headers))) if column not in spare)]
-        left_out = []
+        """The width of each column that is shown, and the columns that are left out: what does not fit, and what would make a text a tower of words."""
+        found = [self._fit(width, spare, count) for count in range(len(spare) + 1)]
+        return min(found, key=lambda one: max(MOST_LINES, *(self._height(*column) for column in one[0].items())))
+
+    def _height(self, column: int, width: int) -> int:
+        """How many lines its longest text takes."""
+        lines = [line for row in self.cells for line in row[column][0]] if column not in self.right else []
+        return max((len(self._folded(line, column, width)) for line in lines), default=0)
+
+    def _fit(self, width: int, spare: Sequence[int], without: int) -> tuple[dict[int, int], list[int]]:
+        """`without`: how many of the spare columns are left out at once."""
+        narrow = {column: self.narrow(column) for column in range(len(self.headers)) if column not in spare[:without]}
+        order = [*spare[without:], *(c for c in reversed(range(1, len(self.headers))) if c not in spare)]
+        left_out = list(spare[:without])
         while order and sum(narrow.values()) + GAP * (len(narrow) - 1) > width:
             left_out.append(order.pop(0))
             del narrow[left_out[-1]]
@@ -162,6 +186,11 @@ def _fold(pieces: Sequence[str], width: int) -> list[str]:
     return found
 
 
+def _words(text: str) -> list[str]:
+    """Where prose may be folded: between words, and not between a number and its unit."""
+    return re.split(rf"\s+(?!(?:{UNITS})(?!\w))", text.strip())
+
+
 def _width(text: str) -> int:
     from rich.cells import cell_len
 
@@ -215,41 +244,52 @@ def _items(table: Table) -> list[list[Item]]:
 
 
 def draw(part: Part, out: Console, plots: bool = False) -> None:
-    """A run, some runs or a study: facts, tables, findings, notes and plots, in this order."""
+    """A run, some runs, a study or a race: the answers, facts, tables, notes and plots, in this order. What to type next is the caller's to say."""
     facts = dict(part.facts)
     state, cause = facts.pop("state", ""), facts.pop("cause", "")
     gap = " " * GAP
-    line = styled((part.name, "bold"), gap, (state, STATES.get(state, "cyan")), f": {cause}" if cause else part.about)
-    line.rstrip()
-    out.print(line, soft_wrap=True)
+    if state:
+        line = styled((part.name, "bold"), gap, (state, STATES.get(state, "cyan")), f": {cause}" if cause else "")
+        out.print(line, soft_wrap=True)
+    else:
+        hanging(out, (part.name, "bold"), part.about)
+    draw_answers(part.headlines, out)
+    if part.headlines and facts:
+        out.print()
     margin = max(map(len, facts), default=0)
     for label, value in facts.items():
-        _hanging(out, (label.ljust(margin), "dim"), value)
+        hanging(out, (label.ljust(margin), "dim"), value)
     for table in (part.table, *part.tables):
         if table:
             out.print()
             draw_table(table, out)
     if part.table and part.table.says:
         _paragraph(out, part.table.says, "dim")
-    if part.headlines:
-        out.print()
-    draw_findings(part.headlines, out)
     for note in part.notes:
-        _hanging(out, ("note", "yellow"), note)
+        hanging(out, ("note", "yellow"), note)
     for source in part.published:
         _draw_published(source, out)
     if plots:
         _draw_plots(part, out)
 
 
+def draw_answers(found: Sequence[Said], out: Console) -> None:
+    """Sentences, each with its reason below it."""
+    for said in found:
+        trouble = said.question in ("failed", "left out")
+        hanging(out, ("•", "red" if trouble else "cyan"), said.verdict, "bold", gap=1)
+        if said.why:
+            hanging(out, ("  why", "dim"), said.why)
+
+
 def draw_findings(found: Sequence[Said], out: Console) -> None:
     for number, said in enumerate(found, start=1):
         cost = f", {said.cost:.0%} of the time" if said.cost >= 0.005 else ""
         style = "red" if said.question in ("failed", "left out", "state") else "cyan"
-        _hanging(out, (f"{number}. {said.question}{cost}", style), said.verdict, "bold")
+        hanging(out, (f"{number}. {said.question}{cost}", style), said.verdict, "bold")
         for label, text in (("why ", said.why), ("next", said.next)):
             if text:
-                _hanging(out, (f"   {label}", "dim"), text)
+                hanging(out, (f"   {label}", "dim"), text)
 
 
 def _draw_published(source: Published, out: Console) -> None:
@@ -257,18 +297,20 @@ def _draw_published(source: Published, out: Console) -> None:
     for claim in source.claims:
         figures = f" ({claim.figures})" if claim.figures else ""
         why = f"; {claim.why}" if claim.why else ""
-        _hanging(out, (f"  {claim.verdict}", CLAIMS.get(claim.verdict, "yellow")), f"{claim.text}{figures}{why}")
+        hanging(out, (f"  {claim.verdict}", CLAIMS.get(claim.verdict, "yellow")), f"{claim.text}{figures}{why}")
 
 
 def _paragraph(out: Console, text: str, style: str = "") -> None:
-    out.print(styled(("\n".join(_fold(printable(text).split(), out.width)), style)), soft_wrap=True)
+    out.print(styled(("\n".join(_fold(_words(printable(text)), out.width)), style)), soft_wrap=True)
 
 
-def _hanging(out: Console, head: tuple[str, str], text: str, style: str = "") -> None:
+def hanging(out: Console, head: tuple[str, str], text: str, style: str = "", gap: int = GAP) -> None:
     """A word in front, and the text beside it, folded between its words: what is longer than a line (a path, a command) stays whole."""
-    margin = _width(head[0]) + GAP
-    lines = [part for line in printable(text).split("\n") for part in _fold(line.split(), max(20, out.width - margin))]
-    out.print(styled(head, " " * GAP, (f"\n{' ' * margin}".join(lines), style)), soft_wrap=True)
+    margin = _width(head[0]) + gap
+    lines = [part for line in printable(text).split("\n") for part in _fold(_words(line), max(20, out.width - margin))]
+    line = styled(head, " " * gap, (f"\n{' ' * margin}".join(lines), style))
+    line.rstrip()
+    out.print(line, soft_wrap=True)
 
 
 def _draw_plots(part: Part, out: Console) -> None:

@@ -36,7 +36,8 @@ def said(found: Found, command: str, cost: str) -> Said:
         interval = f"({found.default_low:.2f} to {found.default_high:.2f})"
         times = f"{found.default_ratio:.2f} times {interval} as {less} as without tuning"
         verdict = f"{' '.join(found.words)}: {times}"
-    tried = f"{len([one for one in found.otherwise if one.ratio])} other choices were raced, in {units.counted(len(found.races), 'stage')} and {found.seconds:.0f} s"
+    others = len([one for one in found.otherwise if one.ratio])
+    tried = f"{units.counted(others, 'other choice')} {'was' if others == 1 else 'were'} raced, in {units.counted(len(found.races), 'stage')} and {found.seconds:.0f} s"
     return Said("Which way is best here?", verdict, f"{speed}; {tried}", command)
 
 

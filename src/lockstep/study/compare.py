@@ -106,7 +106,7 @@ def table(
     base, remark = _baseline(groups, baseline)
     target = target if target is not None else common_target([each.run for group in groups for each in group.done])
     against = {metric: _against(groups, base, metric, target, alpha) for metric in metrics}
-    cells = [_cell(group, base, metrics, target, against) for group in groups]
+    cells = [_cell(group, groups, base, metrics, target, against) for group in groups]
     notes = fairness.notes(groups)
     if remark:
         notes.insert(0, remark)
@@ -164,6 +164,7 @@ def _against(
 
 def _cell(
     group: Group,
+    groups: Sequence[Group],
     base: Group | None,
     metrics: Sequence[str],
     target: float | None,
@@ -195,7 +196,9 @@ def _cell(
     # Ratios of seconds for the same work; where the work differs, of images per second.
     speed = 1.0 if ours else versus(group, base, "images_per_second", target).effect
     result["speed_up"] = speed
-    result["efficiency"] = None if speed is None else speed * base.cores / group.cores
+    # Without more cores there is nothing that could be used badly.
+    several = len({each.cores for each in groups if each.measured}) > 1
+    result["efficiency"] = None if speed is None or not several else speed * base.cores / group.cores
     return result
 
 
@@ -237,9 +240,9 @@ def _interval(metric: str, group: Group, values: Sequence[float]) -> Interval | 
 
 def _too_good(cells: Sequence[Document]) -> list[str]:
     """More work per core than the baseline: caches can do that, but usually something slowed the baseline."""
-    # Another recipe on the same cores may well be faster: a larger batch is.
-    same = [c for c in cells if c.get("speed_up") and (not c["recipe_differs_in"] or c["efficiency"] != c["speed_up"])]
-    found = [cell for cell in same if cell["efficiency"] > TOO_GOOD]
+    # On the same cores another recipe may well be faster: a larger batch is.
+    others = [cell for cell in cells if cell.get("efficiency") and cell["efficiency"] != cell["speed_up"]]
+    found = [cell for cell in others if cell["efficiency"] > TOO_GOOD]
     return [
         f"'{cell['cell']}' has an efficiency of {cell['efficiency']:.0%}, more than the cores explain: look for what held up the "
         "baseline (its first epoch, other load) before believing it"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 from lockstep.metrics import METRICS
+from lockstep.placement import changes_mathematics
 from lockstep.settings import dotted
 from lockstep.study.fairness import what_differs
 from lockstep.study.gather import Group
-from lockstep.turns.where import where
+from lockstep.turns.where import by_cores, told, where
+from lockstep.units import counted
 
 # Epochs that differ by less than a hundredth are no reason.
 SAME_WORK = 0.01
@@ -35,3 +39,55 @@ def _recipes(more: Group, less: Group) -> str:
     if sizes[0] != sizes[1]:
         found.insert(0, f"global batch {sizes[0]} against {sizes[1]}")
     return f"'{more.name}' against '{less.name}': {', '.join(found)}" if found else ""
+
+
+def of_speed(cell: Group, base: Group) -> str:
+    """In which phase of a step a cell differs from the baseline: by the race, else by the steps of one run of each.
+
+    With more or fewer cores every phase differs, and what counts is how much of a step is exchange.
+    """
+    there = cores_of(cell)
+    if there and cell.cores > there:
+        return f"{cell.cores} threads take turns on {counted(there, 'core')}"
+    if cell.cores != base.cores and not {*what_differs(cell, base)} - {*BATCH}:
+        ours = _phases(cell)
+        return by_cores(cell.cores, base.cores, ours["exchange"] / ours["total"] if ours.get("exchange") else 0.0)
+    if cell.time and base.time:
+        return where(cell.time.cell.name, base.time.cell.name, cell.time.race.windows)
+    ours, theirs = _phases(cell), _phases(base)
+    return told(ours, theirs) if ours and theirs else ""
+
+
+def cores_of(cell: Group) -> int | None:
+    """Of the machine that it was timed on."""
+    if cell.time:
+        return int(cell.time.race.state.machine.get("cores") or 0) or None
+    return next((int(n) for each in cell.done if (n := each.run.environment().get("cores_machine"))), None)
+
+
+def of_learning(cell: Group, base: Group) -> str:
+    """What of the recipe differs from the baseline's, as far as it bears on what is learned."""
+    ours, theirs = cell.spec, base.spec
+    found = []
+    if ours.plan.global_batch != theirs.plan.global_batch:
+        kept = " at the same learning rate" if ours.plan.lr == theirs.plan.lr and ours.plan.lr else ""
+        found.append(
+            f"global batch {ours.plan.global_batch:,} instead of {theirs.plan.global_batch:,}, so "
+            f"{ours.plan.total_steps:,} updates instead of {theirs.plan.total_steps:,}{kept}"
+        )
+    keys, others = dotted(ours.recipe), dotted(theirs.recipe)
+    unsaid = [key for key in what_differs(cell, base) if key not in BATCH and f"{key}=" not in cell.name]
+    found += [f"{key}={keys.get(key)} instead of {others.get(key)}" for key in unsaid]
+    changed = changes_mathematics(ours.placement, ours.recipe)
+    if changed and not changes_mathematics(theirs.placement, theirs.recipe):
+        found.append(changed)
+    return "; ".join(found)
+
+
+def _phases(group: Group) -> dict[str, float]:
+    """Seconds of each phase for a sample, by the race, else from the records of its first run; empty where they are not known."""
+    if group.time and (raced := group.time.phases()):
+        return {**raced, "total": group.time.plan.global_batch * group.time.cost}
+    own = next((each.run for each in group.done if each.own), None)
+    ranks, samples = own.split() if own else [], group.spec.plan.global_batch
+    return {name: fmean(parts[name] for parts in ranks) / samples for name in ranks[0]} if ranks and samples else {}

@@ -153,8 +153,8 @@ def verdict_text(found: Comparison) -> str:
     if "turns" in found.how:
         return "not settled in the time that the race had: give it more with race_minutes"
     if found.more is None:
-        return f"not significant ({found.n} pairs do not say how many more would settle it)"
+        return f"not significant ({counted(found.n, 'pair')} do not say how many more would settle it)"
     few, most = found.more
     if few == most:
-        return f"not significant (at most {most} more repeats would settle it)"
-    return f"not significant ({few} more repeats would settle it if it is as large as it looks, {most} whatever it is)"
+        return f"not significant (at most {counted(most, 'more repeat')} would settle it)"
+    return f"not significant ({counted(few, 'more repeat')} would settle it if it is as large as it looks, {most} whatever it is)"

@@ -30,7 +30,7 @@ from lockstep.turns import Budget, Ranks
 from lockstep.turns.folder import Entry, RaceFolder, opening, state_of
 from lockstep.turns.knockout import Knockout, Standing
 from lockstep.turns.ranks import memory_problem
-from lockstep.units import duration
+from lockstep.units import counted, duration
 
 Cost = Literal["seconds", "core-seconds"]
 MARGIN = 0.02
@@ -178,7 +178,7 @@ class _Search:
         ]
         record = opening(entries, "", Budget(seconds=max(1.0, seconds), margin=MARGIN))
         folder.write(record)
-        self._tell(f"stage {stage}: {len(contenders)} ways, around {_name(self._center)}")
+        self._tell(f"stage {stage}: {counted(len(contenders), 'way')}, around {_name(self._center)}")
         options = Options(data_root=self._data_root)
         racing = [
             Ranks(entry.name, entry.recipe, entry.placement, folder.starts / str(number), options)

@@ -24,6 +24,7 @@ from lockstep.rounds import LINGER_S
 from lockstep.run import Options, Run, Spec
 from lockstep.turns.contender import ContenderFailed, Taken
 from lockstep.turns.lines import LOOK_S, Desk, Lines, Pipes
+from lockstep.units import counted
 
 # How long the ranks of a placement may take to start (many may start side by side), and a window beyond what slow steps take.
 START_S = 180.0
@@ -42,7 +43,7 @@ def memory_problem(placements: Iterable[Placement]) -> str | None:
     if not available or sum(ranks) * RANK_BYTES <= available:
         return None
     return (
-        f"{len(ranks)} contenders with {sum(ranks)} ranks, all alive at the same time, need about {sum(ranks) * RANK_BYTES / 2**30:.1f} GiB of "
+        f"{counted(len(ranks), 'contender')} with {counted(sum(ranks), 'rank')}, all alive at the same time, need about {sum(ranks) * RANK_BYTES / 2**30:.1f} GiB of "
         f"memory, and {available / 2**30:.1f} GiB are free: name fewer"
     )
 

@@ -1,0 +1,224 @@
+"""The answers that every view opens with: sentences from figures that are known, and the same words on page, paper and terminal."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from rich.console import Console
+
+from lockstep.explain import speedup
+from lockstep.measure import phases
+from lockstep.report import findings, steps
+from lockstep.report.answers import Difference, Way, answers, next_step, sentence
+from lockstep.report.document import report
+from lockstep.report.html import page
+from lockstep.report.inline import plain
+from lockstep.report.markdown import markdown
+from lockstep.report.spoken import names
+from lockstep.report.subject import of_runs, of_study
+from lockstep.report.terminal import draw
+from lockstep.report.views import About, Said
+from lockstep.run import Run, write_atomic
+from lockstep.study.compare import runs_document
+from lockstep.ways import BESIDE, FILE
+from lockstep.ways import Way as Contender
+from test_report import ALONE, BOTH, RECIPE, Folders
+from test_study_turns import Made
+
+
+def speed(way: Way, effect: float, low: float | None = None, high: float | None = None, n: int = 5) -> Difference:
+    return Difference("speed", "rate", way, effect, low, high, n, "start")
+
+
+def points(way: Way, effect: float, low: float | None = None, high: float | None = None, n: int = 5) -> Difference:
+    return Difference("accuracy", "accuracy", way, effect, low, high, n, "training")
+
+
+def memory(way: Way, effect: float, low: float | None = None, high: float | None = None) -> Difference:
+    return Difference("memory", "size", way, effect, low, high, 5, "start")
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "told", "others", "said"),
+    [
+        (
+            "global_batch=256", "global_batch=32", speed("more", 2.52, 2.3, 2.7), [points("less", -0.149, -0.16, -0.13)],
+            "Batch 256 trains 2.5 times as fast as batch 32 and loses 15 points of accuracy",
+        ),
+        (
+            "ranks=2 backend=gloo", "ranks=1", speed("open", 1.0, 0.8, 1.31), [],
+            "2 ranks over gloo: not settled, between 0.8 and 1.3 times as fast as 1 rank",
+        ),
+        (
+            "ranks=2", "ranks=1", speed("less", 0.5, 0.495, 0.505), [memory("more", 1.9, 1.5, 2.4), points("same", 0.0)],
+            "2 ranks take 2.00 times as long as 1 rank and need 1.9 times the memory, with the same accuracy",
+        ),
+        (
+            "shm", "gloo", speed("more", 1.08, 1.04, 1.12), [memory("less", 0.83, 0.7, 0.9), points("open", 0.001, -0.004, 0.006)],
+            "shm trains 8 % faster than gloo and needs 17 % less memory; not settled: accuracy (between −0.4 and +0.6 points)",
+        ),
+        (
+            "one, other", "a b", speed("same", 1.0, 0.99, 1.01), [],
+            "'one, other' trains as fast as 'a b'",
+        ),
+        (
+            "ranks=2", "ranks=1", speed("open", 0.5, n=1), [points("open", 0.0, n=1)],
+            "2 ranks: not settled; in one start of each they took 2.0 times as long as 1 rank, with the same accuracy",
+        ),
+        (
+            "optimizer.name=sgd", "optimizer.name=adam", None, [points("less", -0.28, -0.5, -0.1)],
+            "sgd loses 28 points of accuracy against adam",
+        ),
+        (
+            "optimizer.name=sgd", "optimizer.name=adam", speed("open", 1.4, 0.3, 4.0, 3), [points("less", -0.01, -0.012, -0.008)],
+            "sgd: not settled, 1.4 times as fast as adam in 3 starts of each; it loses 1.0 points of accuracy",
+        ),
+    ],
+)  # fmt: skip
+def test_figures_as_people_say_them(
+    name: str, base: str, told: Difference | None, others: list[Difference], said: str
+) -> None:
+    assert sentence(*names([base, name], base)[name], told, others) == said
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "said", "than"),
+    [
+        ("ranks=2 threads=1", "ranks=1 threads=2", "2 ranks, 1 thread", "1 rank, 2 threads"),
+        ("backend=gloo, launcher=spawn, ranks=2", "backend=None, launcher=single, ranks=1", "2 ranks over gloo", "1 rank"),
+        ("optimizer.name=sgd, ranks=2", "optimizer.name=sgd, ranks=1", "2 ranks", "1 rank"),
+        ("hosts=emulated:2 ranks=4", "ranks=4", "2 emulated hosts", "ranks=4"),
+        ("fused=true", "fused=false", "fused kernels", "PyTorch's own kernels"),
+        ("images=64 $ python a.py --amp", "$ python a.py", "'python a.py --amp'", "'python a.py'"),
+        ("regularize.dropout=0.5", "base", "regularize.dropout=0.5", "base"),
+        ("ranks=1 (2)", "ranks=1", "'ranks=1 (2)'", "ranks=1"),
+    ],
+)  # fmt: skip
+def test_cells_as_people_call_them(name: str, base: str, said: str, than: str) -> None:
+    assert [each.text for each in names([base, name], base)[name]] == [said, than]
+
+
+def test_cells_that_would_be_called_alike_keep_their_names() -> None:
+    found = names(["ranks=1", "launcher=spawn ranks=2", "ranks=2"], "ranks=1")
+    assert [who.text for who, _ in found.values()] == ["'launcher=spawn ranks=2'", "ranks=2"]
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Made:
+    cells = {"small": {"global_batch": 32}, "large": {"global_batch": 96}, "2 ranks": {"global_batch": 32, "ranks": 2}}
+    made = Made(tmp_path, cells=cells, repeats=5)
+    made.race({"small": 100.0, "large": 50.0, "2 ranks": 60.0})
+    made.train({"small": [0.9, 0.91, 0.92, 0.9, 0.91], "large": [0.8, 0.81, 0.82, 0.8, 0.81]})
+    return made
+
+
+def test_page_paper_terminal_and_notebook_open_with_the_same_sentences(study: Made) -> None:
+    subject = of_study(study.folder)
+    found = report([subject])
+    told = [said.verdict for said in answers(subject)]
+    assert told == [
+        "large trains 2.00 times as fast as small and loses 10 points of accuracy",
+        "2 ranks train 1.67 times as fast as small, with the same accuracy",
+        "All have the same memory as small",
+    ]
+    out = Console(width=80, file=io.StringIO(), markup=False, highlight=False)
+    draw(found.parts[0], out)
+    assert isinstance(out.file, io.StringIO)
+    terminal = " ".join(out.file.getvalue().split())
+    places = {
+        "terminal": (terminal, "cells 3"),
+        "paper": (markdown(found), "**cells**"),
+        "page": (page(found), '"table":'),
+        "notebook": (plain(found.parts[0]), "next:"),
+    }
+    for where, (text, later) in places.items():
+        assert all(one in text for one in told), where
+        assert text.index(told[-1]) < text.index(later), f"{where}: the answer stands before {later}"
+
+
+def test_reasons_and_the_next_command(study: Made) -> None:
+    large, ranks, _ = answers(of_study(study.folder))
+    assert large.why.startswith("a sample takes 62.") or "instead of" in large.why
+    assert "global batch 96 instead of 32, so " in large.why
+    assert "updates instead of" in large.why
+    assert ranks.why == "2 cores instead of 1"
+    subject = of_study(study.folder)
+    assert next_step(subject, " --runs here") == "lockstep explain mine --runs here (why, cell by cell)"
+
+
+def test_runs_made_once_settle_nothing_and_a_race_of_them_would(tmp_path: Path) -> None:
+    folders = Folders(tmp_path)
+    runs = [folders.run("a", placement=ALONE, seconds=10), folders.run("b", placement=BOTH, seconds=6.25)]
+    subject = of_runs(runs)
+    (said,) = answers(subject)
+    assert said.verdict.startswith(
+        "2 ranks with strategy ddp: not settled; in one run of each they trained 1.6 times as fast as 1 rank"
+    )
+    assert next_step(subject) == "lockstep race a b (settles which is faster, in a minute)"
+
+
+def test_efficiency_only_where_cores_differ(tmp_path: Path) -> None:
+    folders = Folders(tmp_path)
+    slow = msgspec.structs.replace(RECIPE, global_batch=RECIPE.global_batch // 2)
+    runs = [folders.run("a", placement=ALONE), folders.run("b", slow, ALONE, 20), folders.run("c", placement=BOTH)]
+    alike, differing = report([of_runs(runs[:2])]).parts[0], report([of_runs(runs)]).parts[0]
+    assert alike.table is not None
+    assert differing.table is not None
+    assert ("speed-up" in alike.table.columns, "efficiency" in alike.table.columns) == (True, False)
+    assert "efficiency" in differing.table.columns
+    assert [cell["efficiency"] for cell in runs_document(runs[:2])["cells"]] == [None, None]
+
+
+def test_what_every_cell_shares_is_said_once() -> None:
+    slow = [Said("outside", f"{share}% of the run is evaluation", f"{share} s", cost=share / 100) for share in (5, 9)]
+    own, epochs = Said("step", "most of a step is forward"), Said("overfitting", "too few epochs")
+    found = findings.shared([About("a", [slow[0], epochs, own]), About("b", [epochs, slow[1]])])
+    assert [(about.name, [said.verdict for said in about.findings]) for about in found] == [
+        ("every cell", ["9% of the run is evaluation", "too few epochs"]),
+        ("a", ["most of a step is forward"]),
+    ]
+    assert found[0].findings[0].why == "these figures are of 'b': 9 s"
+    alone = [About("a", [own])]
+    assert findings.shared(alone) == alone
+
+
+def test_waiting_has_an_owner(tmp_path: Path) -> None:
+    kind = [("exchange_ns", "i8")]
+    ranks = [np.array([(200,)] * 6, dtype=kind), np.array([(100,)] * 5 + [(900,)], dtype=kind)]
+    assert phases.last_in(ranks) == pytest.approx([1 / 6, 5 / 6])
+    assert phases.waited_for(ranks) == "rank 1 came last in 83% of the steps"
+
+
+@pytest.mark.parametrize(
+    ("together", "said", "row"), [(14e-3, "rest 3.", "rest"), (9.2e-3, "less 1.", "counted twice")]
+)
+def test_a_negative_rest_is_not_a_saving(tmp_path: Path, together: float, said: str, row: str) -> None:
+    run = Folders(tmp_path).run("one")
+    parts = {
+        **dict.fromkeys(("data", "forward", "backward", "optimizer", "other", "total"), 0.0),
+        "exchange": 1e-3,
+        "waiting": 5e-4,
+    }
+    seconds = {"whole": (16e-3, 1), "plain": (8.5e-3, 1), "apart": (9e-3, 2), "together": (together, 2)}
+    ways = [
+        Contender(name=name, samples=32, ranks=n, threads=1, steps=5, rounds=[[time] * n] * 5, phases=[parts] * n)
+        for name, (time, n) in seconds.items()
+    ]
+    beside = Run(run.folder / BESIDE)
+    beside.folder.mkdir(parents=True)
+    write_atomic(beside.folder / FILE, {"ways": msgspec.to_builtins(ways)})
+    beside.write_status("done")
+    subject = of_runs([run])
+    (waterfall,) = [chart for chart in steps.charts(subject) if chart.id == "speed-up"]
+    assert waterfall.rows[-2].name == row
+    assert ("is no saving" in waterfall.says) == (row != "rest")
+    assert said in speedup._rest(*_measured(ways))
+
+
+def _measured(ways: list[Contender]) -> tuple[dict[str, float], dict[str, speedup.Ends]]:
+    by_name = {way.name: way for way in ways}
+    return speedup.losses(by_name), speedup.intervals(by_name)

@@ -1,0 +1,112 @@
+"""What people see in windows of 80, 100 and 120 columns: commands in a real terminal, whose lines fit and whose words are whole."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+
+from lockstep.turns.folder import RaceFolder
+from support import Cli
+from test_race_report import made_up, raced
+from test_report import ALONE, BOTH, RECIPE, Folders, study_folder
+
+IDS = ("20260101-120000-mnist-convnet-single-1r-a1b2", "20260101-120100-mnist-convnet-spawn-2r-c3d4")
+STUDY = {
+    "optimizer.name=sgd, global_batch=1024": (RECIPE, ALONE),
+    "optimizer.name=sgd, global_batch=1024, ranks=2": (RECIPE, BOTH),
+}
+RACE = {"ranks=1 threads=2": 1.0, "ranks=2 backend=gloo strategy=ddp": 0.9, "ranks=2 backend=shm": 0.6}
+COMMANDS = (
+    "runs",
+    f"show {IDS[1]} --ranks --no-plot",
+    f"compare {IDS[0]} {IDS[1]}",
+    "study show mine --no-plot",
+    "study list",
+    "recipes",
+    f"explain {IDS[1]}",
+    "data list",
+    "race",
+)
+# One interpreter calls them all, as the command line does: starting it is what takes the time. A race is drawn from its folder, as at its end.
+CALLS = """
+import sys
+from lockstep.cli.commands import call
+from lockstep.cli.output import next_step
+from lockstep.report.race import next_step as next_of_race, race_part
+from lockstep.report.terminal import console, draw
+from lockstep.turns.folder import RaceFolder
+for words in sys.argv[1:]:
+    if words == "race":
+        race = RaceFolder.find("a-race", None)
+        draw(race_part(race.read(), race.windows(), "a-race"), console())
+        next_step(next_of_race(race.read()))
+    else:
+        call(words.split())
+    print("@end", flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def cli(tmp_path_factory: pytest.TempPathFactory) -> Cli:
+    made = Cli(tmp_path_factory.mktemp("widths"))
+    folders = Folders(made.runs)
+    folders.run(IDS[0], placement=ALONE)
+    folders.run(IDS[1], placement=BOTH, seconds=6.25)
+    study_folder(folders, STUDY, 3)
+    race = RaceFolder.create(made.runs, "a-race")
+    windows = made_up(RACE)
+    race.keep(windows)
+    race.write(raced(windows, list(RACE)))
+    return made
+
+
+def in_a_terminal(cli: Cli, width: int) -> dict[str, str]:
+    """What each command writes to a terminal of this width, without its colours."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+    given = {key: value for key, value in cli.environment.items() if key not in ("COLUMNS", "LINES")}
+    argv = [sys.executable, "-c", CALLS, *COMMANDS]
+    program = subprocess.Popen(argv, stdin=slave, stdout=slave, stderr=slave, env=given, cwd=cli.folder)
+    os.close(slave)
+    written = b""
+    while True:
+        try:
+            written += os.read(master, 65536)
+        except OSError:  # so Linux says that the last writer is gone
+            break
+    os.close(master)
+    assert program.wait() == 0
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written.decode()).replace("\r\n", "\n")
+    return dict(zip(COMMANDS, text.split("@end\n")[:-1], strict=True))
+
+
+@pytest.fixture(scope="module")
+def unfolded(cli: Cli) -> dict[str, str]:
+    return in_a_terminal(cli, 1000)
+
+
+def words(text: str) -> set[str]:
+    """Names, ids and words; not numbers, which are written as they come."""
+    return {word.rstrip(".") for word in re.findall(r"[\w.=/-]+", text) if re.search("[a-z]{3}", word)}
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_tables_fit_the_window_and_break_no_word(cli: Cli, unfolded: dict[str, str], width: int) -> None:
+    for name, text in in_a_terminal(cli, width).items():
+        lines = text.splitlines()
+        # What is to be copied stays whole: commands, and paths.
+        wide = [line for line in lines if len(line) > width and not re.search(r"^ *(next: )?lockstep |^\S+$", line)]
+        assert not wide, f"{name} at {width} columns"
+        assert words(text) <= words(unfolded[name] + "Left out at columns"), f"{name}: a word was broken"
+        assert "─" in text, f"{name}: a table"
+        if name != "runs":
+            assert any(line.startswith("next: ") for line in lines[-4:]), f"{name} ends with what to type next"
+    assert all(each in unfolded["runs"] for each in IDS)
