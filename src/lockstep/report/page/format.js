@@ -78,11 +78,16 @@ function themeButton() {
   };
   dark.addEventListener("change", apply);
   // Paper is white, and what is folded away cannot be unfolded on it.
+  let unfolded = [];
   addEventListener("beforeprint", () => {
     show("light");
-    document.querySelectorAll("details.cell").forEach((one) => { one.open = true; });
+    unfolded = [...document.querySelectorAll("details.cell:not([open])")];
+    for (const one of unfolded) one.open = true;
   });
-  addEventListener("afterprint", apply);
+  addEventListener("afterprint", () => {
+    for (const one of unfolded) one.open = false;
+    apply();
+  });
   apply();
   return button;
 }
