@@ -22,7 +22,7 @@ from lockstep.metrics import METRICS, USUAL
 from lockstep.placement import Placement
 from lockstep.plan import plan
 from lockstep.predict import check
-from lockstep.predict.fit import folder, save
+from lockstep.predict.fit import Fit, folder, save
 from lockstep.predict.here import as_asked, here
 from lockstep.predict.model import Case, predict
 from lockstep.recipe import Optimizer, Recipe, Schedule
@@ -471,14 +471,9 @@ def test_speed_up_over_cores_with_the_ideal_line(folders: Folders) -> None:
     assert strong.low[1] == pytest.approx(1.6, rel=0.01)
 
 
-@pytest.mark.skipif(cores() < 2, reason="needs two cores: predictions fill the host with ranks")
-def test_the_scaling_curve_has_the_prediction_of_a_fit_with_its_band(folders: Folders) -> None:
-    runs = compared(folders, 2)
-    assert [each.name for each in chart(of_runs(runs), "scaling").series] == [
-        "ideal",
-        "strong scaling (same global batch)",
-    ]
-    recipe, placement, _ = here(runs[0].spec().recipe, as_asked(runs[0].spec()))
+def fit_for(run: Run) -> Fit:
+    """What this machine would know of the run's recipe after `lockstep predict`, and how well such fits have held."""
+    recipe, placement, _ = here(run.spec().recipe, as_asked(run.spec()))
     made = planted(recipe=recipe, placement=placement)
     save(made)
     kinds = {
@@ -494,6 +489,17 @@ def test_the_scaling_curve_has_the_prediction_of_a_fit_with_its_band(folders: Fo
         "kinds": kinds,
     }
     write_atomic(folder() / check.FILE, {"format": check.FORMAT, "time": 0.0, "quick": True, **figures})
+    return made
+
+
+@pytest.mark.skipif(cores() < 2, reason="needs two cores: predictions fill the host with ranks")
+def test_the_scaling_curve_has_the_prediction_of_a_fit_with_its_band(folders: Folders) -> None:
+    runs = compared(folders, 2)
+    assert [each.name for each in chart(of_runs(runs), "scaling").series] == [
+        "ideal",
+        "strong scaling (same global batch)",
+    ]
+    made = fit_for(runs[0])
     found = line(chart(of_runs(runs), "scaling"), "predicted, strong")
     assert found.x == [1, 2, 4, 8], "four times as far as the runs"
     step = {ranks: predict(made, Case(micro=64 // ranks, per_host=ranks)).seconds for ranks in (1, 2)}

@@ -11,17 +11,20 @@ function alongAxis(chart, name) {
   const number = (chart.over || []).findIndex((axis) => axis.label === name);
   if (number < 0) return chart;
   const channel = chart.spec.usermeta.along[number];
-  const marks = (data) => ({ values: data.values.filter((row) => known((row.over || [])[number])).map((row) => ({ ...row, x: row.over[number] })) });
+  const marksOf = (data) => data.values.filter((row) => known((row.over || [])[number])).map((row) => ({ ...row, x: row.over[number] }));
   const moved = (layer) => {
     const { x } = layer.encoding || {};
-    if (!x || x.field !== "x") return layer;
-    return { ...layer, encoding: { ...layer.encoding, x: channel }, ...(layer.data ? { data: marks(layer.data) } : {}) };
+    if (!x || x.field !== "x") return [layer];
+    const found = { ...layer, encoding: { ...layer.encoding, x: channel } };
+    if (!layer.data) return [found];
+    const values = marksOf(layer.data);
+    return values.length ? [{ ...found, data: { values } }] : [];
   };
   return {
     ...chart,
     x: chart.over[number],
     series: chart.series.map((one) => ({ ...one, x: one.over[number] })),
-    spec: { ...chart.spec, layer: chart.spec.layer.map(moved) },
+    spec: { ...chart.spec, layer: chart.spec.layer.flatMap(moved) },
   };
 }
 
