@@ -23,6 +23,7 @@ DERIVED = ("seed", "micro_batch", "lr_batch")
 OF_RANKS = ("launcher", "strategy", "backend")
 # From this ratio of one value to the next on, they are multiples, and their axis is logarithmic.
 MULTIPLE, FAR = 1.5, 4.0
+GROWS = " × "
 Settings = dict[str, Any]
 
 
@@ -91,15 +92,19 @@ def _values(cells: Mapping[str, Settings], key: str) -> list[float]:
 
 
 def _families(cells: Mapping[str, Settings], key: str) -> list[Line]:
-    """The lines over a key: cells that are the same in all else, or but for one other number, which grows with it."""
+    """The lines over a key: cells that are the same in all else; and from three on, those in which one other number grows with it."""
     others = [other for other in next(iter(cells.values())) if other != key]
     found: dict[tuple[str, ...], list[str]] = {}
     for name, cell in cells.items():
-        for grows in (None, *(other for other in others if _values(cells, other))):
+        for grows in (None, *(other for other in others if _values(cells, other) and cell[other] and cell[key])):
             found.setdefault(tuple(_said(cell, key, other, grows) for other in others), []).append(name)
-    able = {said: names for said, names in found.items() if len({cells[name][key] for name in names}) == len(names) > 1}
-    # What all lines share is not said; a line whose cells all lie on a longer one adds nothing.
-    kept = {said: names for said, names in able.items() if not any(set(names) < set(more) for more in able.values())}
+    lines = {
+        said: names
+        for said, names in found.items()
+        if len({cells[name][key] for name in names}) == len(names) > (2 if any(GROWS in each for each in said) else 1)
+    }
+    # What all lines share is not said; one whose cells all lie on a longer one adds nothing.
+    kept = {said: names for said, names in lines.items() if not any(set(names) < set(more) for more in lines.values())}
     shared = set.intersection(*(set(said) for said in kept)) if kept else set()
     return [
         Line(
@@ -113,8 +118,7 @@ def _families(cells: Mapping[str, Settings], key: str) -> list[Line]:
 def _said(cell: Settings, key: str, other: str, grows: str | None) -> str:
     if other != grows:
         return f"{other}={cell[other]}"
-    ratio = float(cell[other]) / float(cell[key]) if cell[key] else 0.0
-    return f"{other} = {ratio:g} × {key}"
+    return f"{other} = {float(cell[other]) / float(cell[key]):g}{GROWS}{key}"
 
 
 def _lines(subject: Subject, cells: Mapping[str, Settings], key: str, metric: str) -> Lines | None:
