@@ -1,7 +1,7 @@
 """Makes the pictures of the README from real runs: `.venv/bin/python docs/pictures.py` writes docs/race.svg and docs/pictures/*.png.
 
-It takes a few minutes, needs Playwright and Chromium, and trains a small study in a folder that goes away. `race` and `pages` make
-one kind alone.
+It takes a few minutes, needs Playwright and Chromium, and trains a small study in a folder that goes away. `race`, `pages` and `plots`
+make one kind alone.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ backend = "shm"
 
 
 def main(words: list[str]) -> None:
-    for name, make in (("race", race), ("pages", pages)):
+    for name, make in (("race", race), ("pages", pages), ("plots", plots)):
         if not words or name in words:
             make()
 
@@ -111,6 +111,23 @@ def pages() -> None:
             keep(page, picture)
         show(browser, call(folder, "show", last, "--plot", COLUMNS="100", FORCE_COLOR="1"))
         live(folder, browser)
+
+
+def plots() -> None:
+    """Single sections: the plots over a factor of a study that is kept here, and those over time of a run."""
+    words = ("data=embedded", "epochs=12", "global_batch=64", "ranks=2", "threads=1", "schedule.name=cosine")
+    with tempfile.TemporaryDirectory(prefix="lockstep-pictures-") as name, chromium() as browser:
+        folder = Path(name)
+        call(folder, "study", "unpack", str(HERE / "studies" / "batch-size.study.zip"))
+        call(folder, "run", *words, "schedule.warmup_steps=100", "--name", "one", "--quiet")
+        for about, section, picture in (("batch-size", "factor", "factor"), ("one", "pace", "over-time")):
+            call(folder, "report", about, "-o", "report.html")
+            page = new_page(browser, "light", 1900)
+            page.goto((folder / "report.html").as_uri())
+            page.wait_for_selector(f"#{section}")
+            page.evaluate("dispatchEvent(new Event('beforeprint')); dispatchEvent(new Event('afterprint'))")
+            page.wait_for_timeout(3000)
+            keep(page, picture, f"#{section} .figures-grid")
 
 
 def show(browser: Any, text: str) -> None:

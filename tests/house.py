@@ -32,7 +32,7 @@ resolve/
 strategies/ > backends/    kernels/    quantize/    models/ > data/    data/    backends/
 statistics/ > metrics    metrics
 measure/ > machine/    machine/
-words > settings recipes/ placement    settings > placement    task    index > run/    ways > run/    run/ > placement plan    plan > placement    placement    recipes/
+words > settings recipes/ placement    settings > placement    task    index > run/    ways > run/    run/ > placement plan    plan > placement    placement    schedule    recipes/
 recipe    shapes    toml > reading    reading    plugins > files    process    files    keyed    seeding
 errors    text    units    torch_private    rounds    inside/
 """

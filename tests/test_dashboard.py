@@ -29,6 +29,7 @@ from lockstep.dashboard.tail import TAIL_BYTES, Text
 from lockstep.explain.evidence import PEERS_EACH_WAY
 from lockstep.measure.phases import NAMES
 from lockstep.measure.records import ROW
+from lockstep.report import along
 from lockstep.report.curves import MOST_POINTS, step_series
 from lockstep.report.document import report
 from lockstep.report.subject import of_runs
@@ -78,7 +79,7 @@ def write(run: Run, rank: int, rows: np.ndarray[Any, Any], more: int = 0) -> Non
 
 
 def live(run: Run) -> LiveSteps:
-    return LiveSteps(run.folder.parent, run, 2, on_gpu=False)
+    return LiveSteps(run.folder.parent, run, run.spec().plan, on_gpu=False)
 
 
 def loss_line(found: LiveSteps) -> Any:
@@ -119,7 +120,10 @@ def test_a_long_run_is_shown_in_a_few_hundred_stretches(folders: Folders) -> Non
         while found.look():
             pass
     losses = rows[0]["loss_sum"] / 32
-    expected = step_series(rows[0]["step"], losses, "loss", "c0")
+    way = along.of_steps(
+        rows[0]["step"], np.full(count, 64), along.seconds_of(rows[0]), run.spec().plan.steps_per_epoch
+    )
+    expected = step_series(way, losses, "loss", "c0")
     line = loss_line(found)
     assert len(line.y) == MOST_POINTS
     assert msgspec.to_builtins(line) == msgspec.to_builtins(expected)
@@ -146,7 +150,7 @@ def test_live_plots_are_those_of_the_report(folders: Folders) -> None:
     charts = report([of_runs([run])]).parts[0].charts
     theirs = {chart.id: chart for chart in charts if chart.id in LIVE_PLOTS or chart.section == "learning"}
     assert set(ours) == set(theirs) == {*LIVE_PLOTS, "accuracy", "loss"}
-    for name in ("accuracy", "loss", "loss-by-step"):
+    for name in ("accuracy", "loss", "loss-by-step", "rate"):
         assert msgspec.to_builtins(ours[name].series) == msgspec.to_builtins(theirs[name].series)
     assert [bar.name for bar in ours["step"].rows] == ["all ranks, mean", "rank 0", "rank 1"]
     for bar, other in zip(ours["step"].rows, theirs["step"].rows, strict=True):

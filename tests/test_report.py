@@ -22,15 +22,15 @@ from lockstep.metrics import METRICS, USUAL
 from lockstep.placement import Placement
 from lockstep.plan import plan
 from lockstep.predict import check
-from lockstep.predict.fit import folder, save
+from lockstep.predict.fit import Fit, folder, save
 from lockstep.predict.here import as_asked, here
 from lockstep.predict.model import Case, predict
-from lockstep.recipe import Optimizer, Recipe
-from lockstep.report import curves, exchange, setup, steps, timeline
+from lockstep.recipe import Optimizer, Recipe, Schedule
+from lockstep.report import along, curves, exchange, factors, pace, setup, spread, steps, timeline
 from lockstep.report.document import report
 from lockstep.report.html import page
 from lockstep.report.subject import Subject, of_names, of_runs, of_study
-from lockstep.report.views import Bars, Lines, Report, Scatter, Waterfall
+from lockstep.report.views import Axis, Bars, Lines, Points, Report, Scatter, Waterfall
 from lockstep.run import Options, Run, Spec, append_line, write_atomic
 from lockstep.settings import load
 from lockstep.study.compare import study_document
@@ -192,11 +192,16 @@ def test_a_long_curve_keeps_its_ends_and_its_peaks() -> None:
     assert curves.thin([1.0, 2.0]) == [0, 1]
 
 
+def way_of(ranks: Sequence[np.ndarray[Any, Any]], per_epoch: int = 10) -> along.Along:
+    samples = np.sum([rows["samples"] for rows in ranks], axis=0)
+    return along.of_steps(ranks[0]["step"], samples, along.seconds_of(ranks[0]), per_epoch)
+
+
 def test_the_loss_by_step_is_of_all_ranks_samples() -> None:
     first, second = step_rows(5), step_rows(7, rank=1)
     second["samples"], second["loss_sum"] = 16, 8.0
     ranks = common([first, second])
-    found = curves.step_series(ranks[0]["step"], mean_losses(ranks), "loss", "c0")
+    found = curves.step_series(way_of(ranks), mean_losses(ranks), "loss", "c0")
     assert found is not None
     assert found.x == [1, 2, 3, 4, 5], "steps that both ranks have written"
     assert found.y == pytest.approx([(32 / step + 8) / 48 for step in found.x], rel=1e-5)
@@ -204,13 +209,86 @@ def test_the_loss_by_step_is_of_all_ranks_samples() -> None:
 
 def test_the_loss_of_many_steps_is_means_of_stretches_within_their_bands() -> None:
     rows = step_rows(30_000)
-    found = curves.step_series(rows["step"], mean_losses([rows]), "loss", "c0")
+    found = curves.step_series(way_of([rows]), mean_losses([rows]), "loss", "c0")
     assert found is not None
     assert len(found.y) == curves.MOST_POINTS
     parts = (rows["loss_sum"] / 32).reshape(300, 100)
     assert found.y == pytest.approx(parts.mean(axis=1).tolist(), rel=1e-5)
     assert found.low == pytest.approx(parts.min(axis=1).tolist(), rel=1e-5)
     assert found.high == pytest.approx(parts.max(axis=1).tolist(), rel=1e-5)
+
+
+def test_points_of_a_curve_are_known_by_step_sample_second_and_epoch(folders: Folders) -> None:
+    run = folders.run("one")
+    accuracy = chart(of_runs([run]), "accuracy")
+    assert [axis.label for axis in accuracy.over] == ["samples", "training time"], "these records have no steps"
+    assert line(accuracy, "test").over[0][:3] == [1000, 2000, 3000]
+    assert line(accuracy, "rank 1").over[1][:3] == [1, 2, 3], "seconds of training"
+    assert accuracy.marks[0].over == [5000, 5], "overfitting since epoch 5"
+    steps = chart(of_runs([run]), "loss-by-step")
+    assert [axis.label for axis in steps.over] == ["samples", "training time", "epochs"]
+    samples, seconds, epochs = steps.series[0].over
+    assert samples[:3] == [64, 128, 192]
+    assert seconds[:3] == pytest.approx([0.002, 0.004, 0.006])
+    assert epochs[15] == 1, "16 steps an epoch"
+
+
+def test_what_lies_between_epochs_is_no_training() -> None:
+    rows = step_rows(6)
+    rows["epoch"] = [1, 1, 1, 2, 2, 2]
+    rows["start_ns"][3:] += 5_000_000_000  # tests, and a checkpoint
+    rows["start_ns"][5:] += 3_000_000  # a break within an epoch
+    assert along.seconds_of(rows) == pytest.approx([0.002] * 5 + [0.005])
+    rows["start_ns"][2:] -= 900_000_000  # written by another process, after a restart
+    assert along.seconds_of(rows)[2] == pytest.approx(0.002)
+
+
+def test_rate_learning_rate_and_memory_over_time(folders: Folders) -> None:
+    recipe = msgspec.structs.replace(RECIPE, schedule=Schedule(name="cosine", warmup_steps=10))
+    run = folders.run("one", recipe)
+    found = {each.id: each for each in pace.charts(of_runs([run]))}
+    assert list(found) == ["rate", "learning-rate"], "its epochs have no memory on record"
+    assert set(line(found["rate"], "rate").y) == {32_000}, "64 samples in 2 ms"
+    rates = line(found["learning-rate"], "learning rate")
+    assert len(rates.y) == 120, "as many steps as were taken"
+    lr = run.spec().plan.lr
+    assert [rates.y[0], rates.y[9]] == pytest.approx([lr / 10, lr], rel=1e-5)
+    assert rates.y[-1] < lr / 2
+    for rank in (0, 1):
+        epochs = [{**each, "memory_growth_bytes": 1_000_000 * each["epoch"]} for each in run.epochs(rank)]
+        (run.rank_folder(rank) / "epochs.jsonl").write_text("".join(json.dumps(each) + "\n" for each in epochs))
+    memory = next(each for each in pace.charts(of_runs([run])) if each.id == "memory")
+    assert memory.series[0].y[:2] == [2_000_000, 4_000_000], "of both ranks"
+    assert not [each for each in pace.charts(of_runs([folders.run("plain")])) if each.id == "learning-rate"], "constant"
+
+
+def test_the_rate_is_known_by_epoch_where_the_steps_are_gone(folders: Folders) -> None:
+    run = folders.run("one")
+    for rank in (0, 1):
+        (run.rank_folder(rank) / "steps.bin").unlink()
+    lines = [{**each, "images_per_second": 500.0 + each["epoch"]} for each in run.epochs()]
+    (run.folder / "epochs.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    (found,) = pace.charts(of_runs([run]))
+    assert found.x.label == "epoch"
+    assert found.series[0].y[:2] == [501, 502]
+
+
+def test_how_long_steps_take_has_the_median_and_the_slow_ones(folders: Folders) -> None:
+    run = folders.run("one", count=1010)
+    rows = step_rows(1010)
+    rows["total_ns"] = 2_000_000 + 1000 * np.random.default_rng(3).permutation(1010)
+    rows["total_ns"][500] = 3_000_000_000
+    rows.tofile(run.rank_folder(0) / "steps.bin")
+    (found,) = spread.charts(of_runs([run]))
+    assert sum(found.series[0].y) == pytest.approx(0.99, abs=0.005), "shares of all steps"
+    assert max(found.series[0].x) < 0.0031, "one that took 3 s leaves the others their room"
+    assert found.says.endswith("The slowest one took 3.00 s.")
+    times = rows["total_ns"][10:] / 1e9
+    assert [mark.x for mark in found.marks] == pytest.approx([np.median(times), np.quantile(times, 0.95)], rel=1e-5)
+    assert spread.charts(of_runs([folders.run("short", count=25)])) == [], "too few"
+    both = spread.charts(of_runs([run, folders.run("other", placement=ALONE)]))[0]
+    assert both.series[1].name.endswith(": median 2.00 ms, 95 % within 2.00 ms")
+    assert both.marks == []
 
 
 def test_where_a_step_goes_by_rank_adds_up_to_the_step(folders: Folders) -> None:
@@ -393,14 +471,9 @@ def test_speed_up_over_cores_with_the_ideal_line(folders: Folders) -> None:
     assert strong.low[1] == pytest.approx(1.6, rel=0.01)
 
 
-@pytest.mark.skipif(cores() < 2, reason="needs two cores: predictions fill the host with ranks")
-def test_the_scaling_curve_has_the_prediction_of_a_fit_with_its_band(folders: Folders) -> None:
-    runs = compared(folders, 2)
-    assert [each.name for each in chart(of_runs(runs), "scaling").series] == [
-        "ideal",
-        "strong scaling (same global batch)",
-    ]
-    recipe, placement, _ = here(runs[0].spec().recipe, as_asked(runs[0].spec()))
+def fit_for(run: Run) -> Fit:
+    """What this machine would know of the run's recipe after `lockstep predict`, and how well such fits have held."""
+    recipe, placement, _ = here(run.spec().recipe, as_asked(run.spec()))
     made = planted(recipe=recipe, placement=placement)
     save(made)
     kinds = {
@@ -416,6 +489,17 @@ def test_the_scaling_curve_has_the_prediction_of_a_fit_with_its_band(folders: Fo
         "kinds": kinds,
     }
     write_atomic(folder() / check.FILE, {"format": check.FORMAT, "time": 0.0, "quick": True, **figures})
+    return made
+
+
+@pytest.mark.skipif(cores() < 2, reason="needs two cores: predictions fill the host with ranks")
+def test_the_scaling_curve_has_the_prediction_of_a_fit_with_its_band(folders: Folders) -> None:
+    runs = compared(folders, 2)
+    assert [each.name for each in chart(of_runs(runs), "scaling").series] == [
+        "ideal",
+        "strong scaling (same global batch)",
+    ]
+    made = fit_for(runs[0])
     found = line(chart(of_runs(runs), "scaling"), "predicted, strong")
     assert found.x == [1, 2, 4, 8], "four times as far as the runs"
     step = {ranks: predict(made, Case(micro=64 // ranks, per_host=ranks)).seconds for ranks in (1, 2)}
@@ -594,3 +678,53 @@ def test_every_metric_is_drawn_by_page_terminal_and_plots(
     assert "100 MB" in shown
     bars = [line for line in shown.splitlines() if line.startswith(("one █", "two █"))]
     assert len(bars) == 2 * (3 + 1), "of the first three metrics, and where a step goes"
+
+
+# ---------------------------------------------------------------- against a factor
+
+
+def test_a_number_that_cells_differ_in_has_a_plot_for_each_metric_on_a_logarithmic_axis(folders: Folders) -> None:
+    cells = {f"batch {n}": (msgspec.structs.replace(RECIPE, global_batch=n), ALONE) for n in (64, 16, 32)}
+    subject = of_study(study_folder(folders, cells, 5))
+    found = {each.id: each for each in factors.charts(subject)}
+    assert list(found) == ["accuracy-by-global_batch", "seconds-by-global_batch", "memory-by-global_batch"]
+    time = found["seconds-by-global_batch"]
+    assert isinstance(time, Lines)
+    assert time.title == "Training time over global batch"
+    assert time.x == Axis("global batch", log=True, ticks=[16, 32, 64])
+    (only,) = time.series
+    assert (only.x, only.texts) == ([16, 32, 64], ["batch 16", "batch 32", "batch 64"])
+    table = {cell["cell"]: cell["metrics"]["seconds"] for cell in subject.comparison["cells"]}
+    assert only.y == pytest.approx([table[name]["median"] for name in only.texts], rel=1e-5)
+    assert only.high == pytest.approx([table[name]["high"] for name in only.texts], rel=1e-5)
+
+
+def test_cells_lie_on_the_line_of_what_is_kept_and_of_what_grows_with_the_factor(folders: Folders) -> None:
+    def cell(batch: int, passes: int) -> tuple[Recipe, Placement]:
+        return msgspec.structs.replace(RECIPE, global_batch=batch), msgspec.structs.replace(BOTH, accumulation=passes)
+
+    cells = {"plain": cell(64, 1), "four": cell(256, 4), "eight": cell(512, 8), "four, same": cell(64, 4)}
+    time = next(each for each in factors.charts(of_study(study_folder(folders, cells, 3))) if "seconds" in each.id)
+    assert isinstance(time, Lines)
+    assert {one.name: one.texts for one in time.series} == {
+        "global_batch=64": ["plain", "four, same"],
+        "global_batch = 64 × accumulation": ["plain", "four", "eight"],
+    }
+
+
+def test_ranks_are_a_factor_whatever_one_process_has_no_choice_of(folders: Folders) -> None:
+    runs = [folders.run("one", placement=ALONE), folders.run("two", placement=BOTH)]
+    time = next(each for each in factors.charts(of_runs(runs)) if each.id == "seconds-by-ranks")
+    assert isinstance(time, Lines)
+    assert (time.x.log, time.series[0].x) == (False, [1, 2])
+    assert time.says == "Each cell was made once, so there are no intervals."
+
+
+def test_cells_without_a_number_in_common_stand_by_their_names(folders: Folders) -> None:
+    cells = {name: (msgspec.structs.replace(RECIPE, optimizer=Optimizer(name=name)), ALONE) for name in ("adam", "sgd")}
+    found = factors.charts(of_study(study_folder(folders, cells, 3)))
+    assert [each.id for each in found] == ["accuracy-by-cell", "seconds-by-cell", "memory-by-cell"]
+    assert isinstance(found[1], Points)
+    assert [row.name for row in found[1].rows] == ["adam", "sgd"]
+    assert found[1].rows[0].value == pytest.approx(10.0)
+    assert found[1].rows[0].low is not None

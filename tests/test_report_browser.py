@@ -314,3 +314,46 @@ def test_a_tip_shows_a_hostile_name_as_text(browser: Any, made: tuple[Path, Repo
         assert HOSTILE in names
         assert opened.page.locator("img").count() == 0
         assert opened.problems == []
+
+
+def test_the_reader_chooses_the_axis_and_the_smoothing(browser: Any, made: tuple[Path, Report]) -> None:
+    path, found = made
+    chart: Any = next(each for part in found.parts for each in part.charts if each.id == "2-loss-by-step")
+    with Opened(browser, path, all_drawn=False) as opened:
+        page, figure = opened.page, opened.page.locator("figure[id='2-loss-by-step']")
+        figure.scroll_into_view_if_needed()
+        figure.locator("[data-drawn] svg").wait_for()
+        assert figure.locator(LINES).count() == 1
+        assert figure.locator("select option").all_text_contents() == ["step", "samples", "training time", "epochs"]
+        figure.locator("select").select_option("training time")
+        title = "[...document.querySelectorAll(\"figure[id='2-loss-by-step'] .role-axis-title text\")].map((one) => one.textContent)"
+        wait_for(lambda: "training time, ms" in page.evaluate(title), what="the other axis")
+
+        def said(place: int) -> str:
+            figure.locator(".plot").focus()
+            page.keyboard.press("Escape")
+            for _ in range(place):
+                page.keyboard.press("ArrowRight")
+            return str(figure.locator("[role=status]").text_content())
+
+        assert said(20) == "training time 40.0\u00a0ms: loss 0.05000", "the 20th step ends after 20 x 2 ms"
+        figure.locator("input[type=range]").press("ArrowRight")
+        assert figure.locator("output").text_content() == "3 points"
+        wait_for(lambda: figure.locator(LINES).count() == 2, what="the values behind the line")
+        means = sum(chart.series[0].y[place] for place in (18, 19, 20)) / 3
+        assert said(20) == f"training time 40.0\u00a0ms: loss {means:.5f}"
+        assert "mean of 3 points" in (figure.locator(".says").text_content() or "")
+        saved = list(csv.reader(io.StringIO(opened.download("2-loss-by-step", "CSV").decode(), newline="")))
+        assert saved[0][1] == "training time (s)"
+        assert float(saved[20][2]) == chart.series[0].y[19], "a file has what was measured"
+        figure.locator("select").select_option("step")
+        figure.locator("input[type=range]").press("ArrowLeft")
+        wait_for(lambda: figure.locator(LINES).count() == 1, what="the line as it was")
+        # An axis that a mark has no place on does not show it; the plots of a study have one along epochs alone.
+        loss = page.locator("figure[id='1-loss']")
+        loss.scroll_into_view_if_needed()
+        loss.locator("[data-drawn] svg").wait_for()
+        assert loss.locator(".drawing text", has_text="overfitting").count() == 1
+        loss.locator("select").select_option("samples")
+        wait_for(lambda: not loss.locator(".drawing text", has_text="overfitting").count(), what="the mark to go")
+        assert opened.problems == []

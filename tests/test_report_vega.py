@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from lockstep.report.vega import bundle
-from lockstep.report.vega.common import palette
+from lockstep.report.vega.common import from_zero, palette
 from lockstep.report.vega.files import png, svg
 from lockstep.report.vega.spec import for_page, spec, with_data
 from lockstep.report.views import (
@@ -26,6 +26,8 @@ from lockstep.report.views import (
     Lane,
     Lines,
     Mark,
+    Point,
+    Points,
     Scatter,
     Series,
     Span,
@@ -192,6 +194,42 @@ def test_the_area_of_a_circle_is_its_measure() -> None:
     assert {dot.name for dot in dots} == set(picture.texts("role-legend-label"))
 
 
+def test_values_by_name_have_their_intervals_and_those_without_one_have_a_place_too() -> None:
+    rows = [
+        Point(name="one", colour="c0", value=2.0, low=1.0, high=4.0, text="2.00 s"),
+        Point(name="other", colour="c1", value=3.0, text="3.00 s"),
+    ]
+    picture = Picture(Points(**HEAD, x=SECONDS, rows=rows))
+    first, second = (numbers(node.get("transform"))[0] for node in picture.marks("symbol"))
+    long, none = (float(rule.get("x2") or 0) for rule in picture.marks("rule", "line"))
+    assert long == pytest.approx(3 * (second - first), rel=1e-3)
+    assert none == 0
+    assert picture.labels(0)[0] == "0.0", "they differ much, so their axis begins at zero"
+    assert {"2.00 s", "3.00 s", "one", "other"} <= set(picture.texts())
+
+
+@pytest.mark.parametrize(("values", "begins"), [([90.0, 91.0], False), ([1.0, 3.0], True), ([-1.0, 3.0], False)])
+def test_an_axis_begins_at_zero_where_all_values_can_still_be_told_apart(values: list[float], begins: bool) -> None:
+    assert from_zero(values) is begins
+
+
+def test_an_axis_has_its_marks_where_it_is_told() -> None:
+    one = Series(name="one", colour="c0", x=[16, 32, 128], y=[1.0, 2.0, 3.0], texts=["a", "b", "c"])
+    picture = Picture(line_chart(one, x=Axis("batch", log=True, ticks=[16, 32, 128])))
+    assert picture.labels(0) == ["16", "32", "128"]
+    xs = [numbers(node.get("transform"))[0] for node in picture.marks("symbol")]
+    assert (xs[1] - xs[0]) / (xs[2] - xs[0]) == pytest.approx(1 / 3, abs=1e-3)
+
+
+def test_a_spec_has_a_channel_for_each_axis_that_the_reader_may_choose() -> None:
+    one = Series(name="one", colour="c0", x=[1, 2], y=[1.0, 2.0], over=[[64, 128], [0.5e-3, 1e-3]])
+    chart = line_chart(one, over=[Axis("samples", "count"), Axis("training time", "seconds")], smooth=True)
+    chosen = spec(chart)["usermeta"]
+    assert [channel["axis"]["title"] for channel in chosen["along"]] == ["samples", "training time, ms"]
+    assert {channel["field"] for channel in chosen["along"]} == {"x"}
+    assert len(Picture(chart).marks("line")) == 1, "a file has the first axis, and nothing smoothed"
+
+
 def test_stretches_of_a_timeline_lie_in_their_lanes() -> None:
     lanes = [
         Lane(name="rank 0", spans=[Span(0, 0.0, 1e-3), Span(1, 1e-3, 4e-3)]),
@@ -248,13 +286,15 @@ def every_kind(name: str) -> list[AnyChart]:
         Bars(**HEAD, x=SECONDS, parts=["data"], rows=[Bar(name=name, values=[1.0])]),
         Waterfall(**HEAD, x=SECONDS, rows=[Fall(name=name, value=1.0, total=True, text=name)]),
         Scatter(**HEAD, x=SECONDS, y=NUMBER, size=NUMBER, dots=[Dot(name=name, colour="c0", x=1.0, y=1.0)]),
+        Points(**HEAD, x=SECONDS, rows=[Point(name=name, colour="c0", value=1.0, text=name)]),
         Timeline(**HEAD, x=SECONDS, parts=["data"], lanes=[Lane(name=name, spans=[Span(0, 0.0, 1.0)])]),
     ]
 
 
-@pytest.mark.parametrize("kind", range(5), ids=["lines", "bars", "waterfall", "scatter", "timeline"])
+@pytest.mark.parametrize("kind", range(6), ids=["lines", "bars", "waterfall", "scatter", "points", "timeline"])
 def test_a_hostile_name_is_text_and_nothing_else(kind: int) -> None:
-    plain, hostile = Picture(every_kind("plain")[kind]), Picture(every_kind(HOSTILE)[kind])
+    # As long, so that it stands in the same place.
+    plain, hostile = Picture(every_kind("p" * len(HOSTILE))[kind]), Picture(every_kind(HOSTILE)[kind])
     assert sorted(each.tag for each in hostile.tree.iter()) == sorted(each.tag for each in plain.tree.iter())
     assert any(text.startswith("</svg><script>") for text in hostile.texts())
 

@@ -15,8 +15,9 @@ from lockstep.placement import Placement
 from lockstep.plan import plan
 from lockstep.recipe import Optimizer, Recipe, Schedule, unused_settings
 from lockstep.resolve import resolve
+from lockstep.schedule import factor
 from lockstep.training import optimizers
-from lockstep.training.schedule import Pace, factor
+from lockstep.training.schedule import Pace
 
 PER_EPOCH, EPOCHS, LR = 7, 5, 0.02
 TOTAL = PER_EPOCH * EPOCHS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.nn import functional
 from lockstep import models
 from lockstep.data import open_data
 from lockstep.data.batches import Batches, sample_order
-from lockstep.measure.memory import TensorMeter, bytes_of
+from lockstep.measure.memory import MemoryMeter, TensorMeter, bytes_of
 from lockstep.measure.records import read_steps
 from lockstep.recipe import Recipe
 from lockstep.run import Run
@@ -137,6 +138,22 @@ def test_memory_is_measured_not_zero(three: Run) -> None:
     growth = three.summary()["memory_growth_bytes"]  # type: ignore[index]
     assert len(growth) == 3
     assert all(value and value > 100_000 for value in growth)
+    for rank, most in enumerate(growth):
+        peaks = [epoch["memory_growth_bytes"] for epoch in three.epochs(rank)]
+        assert 0 < max(peaks) <= most, "each epoch has its own peak, and the run's is the largest of them"
+
+
+def test_the_peak_of_a_lap_is_its_own_and_that_of_all_is_kept() -> None:
+    meter = MemoryMeter(torch.device("cpu"))
+    block = mmap.mmap(-1, 80_000_000)  # what is given back is the system's at once
+    for _ in range(80):
+        block.write(bytes(1_000_000))
+    block.close()
+    first, second = meter.lap_bytes(), meter.lap_bytes()
+    assert first is not None
+    assert second is not None
+    assert first > 80_000_000 > second + 60_000_000
+    assert meter.growth_bytes() == first
 
 
 def test_tensorboard_reads_our_event_files(three: Run) -> None:

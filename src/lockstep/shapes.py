@@ -106,6 +106,8 @@ class Epoch(Results, total=False):
     time: Moment | None
     delayed_seconds: Seconds | None
     """In which the rank's thread could have run and had no processor."""
+    memory_growth_bytes: Count | None
+    """The peak of a rank's epoch beyond its size at the start of training."""
 
 
 class Logged(TypedDict):

@@ -16,7 +16,7 @@ from lockstep.report.views import Bars, Lines
 from lockstep.run import DAMAGED, OVER, Run, Spec
 
 # The plots that are drawn live beside the learning curves and what a script logs; the report of a running run leaves all of them out.
-LIVE_PLOTS = ("loss-by-step", "step")
+LIVE_PLOTS = ("loss-by-step", "rate", "step")
 STOP_CHECK_S = 5.0
 Event = tuple[str, Any]
 
@@ -26,7 +26,7 @@ class LiveRun:
 
     def __init__(self, root: Path, run: Run, spec: Spec, log_rank: int = 0) -> None:
         self._run, self._spec = run, spec
-        self._steps = LiveSteps(root, run, spec.plan.ranks, spec.placement.device == "cuda")
+        self._steps = LiveSteps(root, run, spec.plan, spec.placement.device == "cuda")
         folders = [run.folder, *map(run.rank_folder, range(spec.plan.ranks))]
         self._epochs = Changes([folder / "epochs.jsonl" for folder in folders])
         self._logged = Changes([folder / LOGGED_FILE for folder in folders[1:]])

@@ -13,8 +13,12 @@ import numpy as np
 from lockstep.dashboard.security import read_at
 from lockstep.measure.phases import NAMES, Rows, split
 from lockstep.measure.records import ROW, mean_losses
+from lockstep.plan import Plan
+from lockstep.report import along
 from lockstep.report.curves import step_chart, step_series
+from lockstep.report.pace import rate_chart, rate_series
 from lockstep.report.steps import run_bars
+from lockstep.report.subject import Colour
 from lockstep.report.views import Bars, Lines
 from lockstep.run import Run
 
@@ -76,14 +80,17 @@ class StepFiles:
 
 
 class LiveSteps:
-    """Both plots of the steps of one run, from the losses of all steps and the sums of their phases."""
+    """The plots of the steps of one run, from the losses, samples and seconds of all steps and the sums of their phases."""
 
-    def __init__(self, root: Path, run: Run, ranks: int, on_gpu: bool) -> None:
-        self._files, self._ranks = StepFiles(root, run, ranks, on_gpu), ranks
+    def __init__(self, root: Path, run: Run, plan: Plan, on_gpu: bool) -> None:
+        self._files, self._plan, self._ranks = StepFiles(root, run, plan.ranks, on_gpu), plan, plan.ranks
         self._clear()
 
     def _clear(self) -> None:
         self._losses: list[Rows] = []
+        self._samples: list[Rows] = []
+        self._took: list[Rows] = []
+        self._last = np.empty(0, dtype=ROW)
         self._first_step = 0
         # Of the steps after warm-up, and of warm-up: how many, and the seconds of each rank's phases.
         self._steps, self._seconds = [0, 0], np.zeros((2, self._ranks, len(NAMES)))
@@ -104,6 +111,11 @@ class LiveSteps:
         if not self._losses:
             self._first_step = int(ranks[0]["step"][0])
         self._losses.append(mean_losses(ranks))
+        samples = np.sum([rows["samples"] for rows in ranks], axis=0)
+        self._samples.append((samples if samples.any() else samples + self._plan.global_batch).astype(np.float32))
+        joined = np.concatenate([self._last, ranks[0]])
+        self._took.append(along.seconds_of(joined)[len(self._last) :])
+        self._last = ranks[0][-1:].copy()
         for warmup in (0, 1):
             chosen = ranks[0]["warmup"] == warmup
             count = int(chosen.sum())
@@ -115,9 +127,12 @@ class LiveSteps:
     def charts(self) -> list[Lines | Bars]:
         if not self._losses:
             return []
-        losses = np.concatenate(self._losses)
-        line = step_series(self._first_step + np.arange(len(losses)), losses, "loss", "c0")
+        losses, samples, took = (np.concatenate(each) for each in (self._losses, self._samples, self._took))
+        steps = self._first_step + np.arange(len(losses))
+        way = along.of_steps(steps, samples.astype(float), took, self._plan.steps_per_epoch)
+        line, rate = step_series(way, losses, "loss", "c0"), rate_series(way, "rate", Colour("c0", False))
         warmup = 0 if self._steps[0] else 1
         means = self._seconds[warmup] / self._steps[warmup]
         bars = run_bars([dict(zip(NAMES, rank, strict=True)) for rank in means.tolist()])
-        return [chart for chart in (step_chart([line]) if line else None, bars) if chart]
+        lines = [step_chart([line]) if line else None, rate_chart([rate], len(way.samples) > 0) if rate else None]
+        return [chart for chart in (*lines, bars) if chart]

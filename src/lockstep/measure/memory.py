@@ -30,23 +30,44 @@ class MemoryMeter:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._cuda = device.type == "cuda"
+        self._most: int | None = None
+        """The largest growth of the laps so far."""
+        self._floor = 0
         if self._cuda:
             import torch
 
-            torch.cuda.reset_peak_memory_stats(device)
             self.start_bytes: int | None = torch.cuda.memory_allocated(device)
+        else:
+            self.start_bytes = _status_bytes("VmRSS")
+        self._reset()
+
+    def _reset(self) -> None:
+        """Let the mark of the peak begin anew, so that what was used before (imports, decoding, other epochs) does not hide what comes."""
+        if self._cuda:
+            import torch
+
+            torch.cuda.reset_peak_memory_stats(self._device)
             return
-        self.start_bytes = _status_bytes("VmRSS")
         high_water = _status_bytes("VmHWM")
         try:
-            # 5: reset the high-water mark, so that what was used before training (imports, decoding) does not hide it.
-            Path("/proc/self/clear_refs").write_text("5")
-            self._floor = 0
+            Path("/proc/self/clear_refs").write_text("5")  # 5: reset the high-water mark
         except OSError:
-            self._floor = high_water or 0
+            self._floor = self._floor or high_water or 0
+
+    def lap_bytes(self) -> int | None:
+        """The growth at the peak since the last lap, or since the start; None if the system does not say."""
+        growth = self._growth()
+        if growth is not None:
+            self._most = max(growth, self._most or 0)
+        self._reset()
+        return growth
 
     def growth_bytes(self) -> int | None:
         """The peak since the start minus the size at the start; None if the system does not say."""
+        growth = self._growth()
+        return self._most if growth is None else max(growth, self._most or 0)
+
+    def _growth(self) -> int | None:
         if self.start_bytes is None:
             return None
         if self._cuda:

@@ -14,6 +14,8 @@ from lockstep.explain.evidence import Evidence
 from lockstep.measure.phases import Rows, common
 from lockstep.measure.records import mean_losses
 from lockstep.metrics import learned_keys, recorded
+from lockstep.report import along
+from lockstep.report.along import BESIDE_EPOCHS, BESIDE_STEPS, EPOCH, STEP, Along, Places
 from lockstep.report.subject import Subject
 from lockstep.report.views import Axis, Lines, Mark, Numbers, Series, short, shorts
 from lockstep.study.definition import Published
@@ -41,8 +43,10 @@ def logged(subject: Subject) -> list[Lines]:
     several = len(subject.trained) > 1
     plots: dict[str, list[Series]] = {}
     for group in subject.trained[:MOST_SHOWN]:
-        hue, before = subject.colour(group), f"{group.name}, " if several else ""
-        for each in group.samples[0].run.logged():
+        hue, before, run = subject.colour(group), f"{group.name}, " if several else "", group.samples[0].run
+        found = run.logged()
+        way = along.of_run(run) if found else None
+        for each in found:
             lines = plots.setdefault(_kind(each.name), [])
             keep = thin(each.values)
             lines.append(
@@ -52,20 +56,24 @@ def logged(subject: Subject) -> list[Lines]:
                     x=[each.steps[i] for i in keep],
                     y=shorts(each.values[i] for i in keep),
                     dash=several and hue.again,
+                    over=way.at_steps([each.steps[i] for i in keep]) if way else [],
                 )
             )
-    return [
-        Lines(
-            id=f"{LOGGED}{kind}",
-            section=SECTION,
-            title=f"{kind.capitalize()}, as the script logged it",
-            says="Values that the script logged itself, at the optimizer's steps.",
-            x=Axis(label="step", unit="count"),
-            y=Axis(label=kind),
-            series=series,
-        )
-        for kind, series in list(plots.items())[:MOST_LOGGED]
-    ]
+    return [_logged_chart(kind, series) for kind, series in list(plots.items())[:MOST_LOGGED]]
+
+
+def _logged_chart(kind: str, series: list[Series]) -> Lines:
+    chart = Lines(
+        id=f"{LOGGED}{kind}",
+        section=SECTION,
+        title=f"{kind.capitalize()}, as the script logged it",
+        says="Values that the script logged itself, at the optimizer's steps.",
+        x=STEP,
+        y=Axis(label=kind),
+        series=series,
+        smooth=True,
+    )
+    return along.choices(chart, BESIDE_STEPS)
 
 
 def _kind(name: str) -> str:
@@ -101,18 +109,20 @@ def by_epoch(subject: Subject, name: str) -> Lines | None:
     compared = [line for line in series if line.role == "test"] or [line for line in series if line.role == "train"]
     spread = "runs" if any(len(group.samples) > 1 for group in subject.trained) else "ranks"
     bands = f" Bands: least and most of its {spread}." if any(line.low for line in series) else ""
-    return Lines(
+    chart = Lines(
         id=name,
         section=SECTION,
         title=name.capitalize(),
         says=f"{name.capitalize()} after each epoch; test is measured over the whole test set, train while training."
         f"{bands}{_together(compared)}",
-        x=Axis(label="epoch", unit="count"),
+        x=EPOCH,
         y=Axis(label=name, unit=recorded(f"test_{name}").unit),
         series=series,
         marks=_overfitting(subject),
         hidden=["ranks", *(["train"] if several else [])],
+        smooth=True,
     )
+    return along.choices(chart, BESIDE_EPOCHS)
 
 
 def _of_cell(subject: Subject, group: Group, name: str, several: bool) -> list[Series]:
@@ -121,15 +131,15 @@ def _of_cell(subject: Subject, group: Group, name: str, several: bool) -> list[S
     runs = [each.run for each in group.samples]
     ranks = [_values(runs[0].epochs(rank), f"train_{name}") for rank in range(runs[0].ranks)]
     hue, shown, before = subject.colour(group), subject.place(group) < MOST_SHOWN, f"{group.name}, " if several else ""
-    found = []
+    found, places = [], along.of_epochs(runs)
     for role, colour in (("test", "c0"), ("train", "c1")):
         curves = [_values(run.epochs(), f"{role}_{name}") for run in runs]
         around = ranks if len(runs) == 1 and role == "train" else curves
         dash = role == "train" or hue.again
-        found.append(_line(before + role, hue.name if several else colour, curves, around, role, dash, shown))
+        found.append(_line(before + role, hue.name if several else colour, curves, around, role, dash, shown, places))
     for rank, curve in enumerate(ranks[:MOST_RANKS] if len(ranks) > 1 else []):
         colour = hue.name if several else f"c{(rank + 2) % 8}"
-        found.append(_line(f"{before}rank {rank}", colour, [curve], [], "ranks", True, shown))
+        found.append(_line(f"{before}rank {rank}", colour, [curve], [], "ranks", True, shown, places))
     return [line for line in found if line]
 
 
@@ -150,9 +160,16 @@ def _published(sources: Sequence[Published], subject: Subject, group: Group, nam
 
 
 def _line(
-    name: str, colour: str, curves: Sequence[Values], around: Sequence[Values], role: str, dash: bool, shown: bool
+    name: str,
+    colour: str,
+    curves: Sequence[Values],
+    around: Sequence[Values],
+    role: str,
+    dash: bool,
+    shown: bool,
+    places: Places | None = None,
 ) -> Series | None:
-    """The mean of curves over epochs, with the least and the most of those around it; None where nothing is known."""
+    """The mean of curves over epochs, with the least and the most of those around it; None where nothing is known. `places`: where epochs ended."""
     known, around = [curve for curve in curves if curve], [curve for curve in around if curve]
     if not known:
         return None
@@ -170,6 +187,9 @@ def _line(
         role=role,
         dash=dash,
         shown=shown,
+        over=[[places[epochs[i]][k] if epochs[i] in places else None for i in keep] for k in range(3)]
+        if places
+        else [],
     )
 
 
@@ -224,12 +244,19 @@ def _overfitting(subject: Subject) -> list[Mark]:
             if finding.verdict.startswith("overfitting since"):
                 since.setdefault(int(finding.figures["best_epoch"]), []).append(group.name)
     several = len(subject.trained) > 1
+    # Cells that share an epoch have ended it at different times: their mark has a place along epochs alone.
+    places = {} if several else along.of_epochs([subject.trained[0].samples[0].run])
 
     def who(names: list[str]) -> str:
         return f" ({', '.join(names) if len(names) < 3 else f'{len(names)} cells'})" if several else ""
 
     return [
-        Mark(x=epoch, text=f"overfitting since epoch {epoch}{who(names)}", colour="warn")
+        Mark(
+            x=epoch,
+            text=f"overfitting since epoch {epoch}{who(names)}",
+            colour="warn",
+            over=places.get(epoch, []),
+        )
         for epoch, names in since.items()
     ]
 
@@ -239,41 +266,44 @@ def _by_step(subject: Subject) -> Lines | None:
     series = []
     several = len(subject.trained) > 1
     for group in subject.trained[:MOST_SHOWN]:
-        ranks = common(group.samples[0].run.all_steps())
-        hue = subject.colour(group)
-        line = step_series(ranks[0]["step"], mean_losses(ranks), group.name if several else "loss", hue.name, hue.again)
+        run, hue = group.samples[0].run, subject.colour(group)
+        losses = mean_losses(common(run.all_steps()))
+        line = step_series(along.of_run(run), losses, group.name if several else "loss", hue.name, hue.again)
         if line:
             series.append(line)
     return step_chart(series, ", of each cell's first run" if several else "") if series else None
 
 
 def step_chart(series: Sequence[Series], which: str = "") -> Lines:
-    return Lines(
+    chart = Lines(
         id="loss-by-step",
         section=SECTION,
         title="Training loss, step by step",
         says=f"Mean over all ranks' samples of each step{which}. Of long runs each point is the mean of a stretch ({MOST_POINTS} of them), and the "
         "band its least and most.",
-        x=Axis(label="step", unit="count"),
+        x=STEP,
         y=Axis(label="training loss"),
         series=list(series),
+        smooth=True,
     )
+    return along.choices(chart, BESIDE_STEPS)
 
 
-def step_series(steps: Rows, losses: Rows, name: str, colour: str, dash: bool = False) -> Series | None:
+def step_series(way: Along, losses: Rows, name: str, colour: str, dash: bool = False) -> Series | None:
     """Loss over steps: of long runs the means of stretches, with their least and most."""
     if not np.isfinite(losses).any():
         return None
     ends = np.linspace(0, len(losses), min(len(losses), MOST_POINTS) + 1).astype(int)
     begins, lengths = ends[:-1], np.diff(ends)
     low, high = (shorts(each.reduceat(losses, begins).tolist()) for each in (np.minimum, np.maximum))
-    stretched = len(losses) > MOST_POINTS
+    stretched, middles = len(losses) > MOST_POINTS, begins + lengths // 2
     return Series(
         name=name,
         colour=colour,
-        x=steps[begins + lengths // 2].tolist(),
+        x=way.steps[middles].tolist(),
         y=shorts((np.add.reduceat(losses, begins) / lengths).tolist()),
         low=low if stretched else [],
         high=high if stretched else [],
         dash=dash,
+        over=way.at(middles),
     )

@@ -11,7 +11,21 @@ import msgspec
 from lockstep.measure.environment import version_of
 from lockstep.measure.view import RunView
 from lockstep.recipes import REPORTS
-from lockstep.report import answers, cells, curves, exchange, findings, run, setup, speed, steps, timeline
+from lockstep.report import (
+    answers,
+    cells,
+    curves,
+    exchange,
+    factors,
+    findings,
+    pace,
+    run,
+    setup,
+    speed,
+    spread,
+    steps,
+    timeline,
+)
 from lockstep.report.subject import Subject
 from lockstep.report.views import AnyChart, Part, Report, Said, Table
 from lockstep.run import DAMAGED
@@ -32,7 +46,7 @@ def of_parts(parts: list[Part]) -> Report:
     )
 
 
-ROOMS = (curves, speed, steps, exchange, timeline)
+ROOMS = (factors, curves, pace, speed, steps, spread, exchange, timeline)
 
 
 def part(subject: Subject, rooms: Sequence[Any] = ROOMS, details: bool = True) -> Part:

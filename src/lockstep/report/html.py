@@ -20,7 +20,7 @@ from lockstep.report.vega.bundle import bundle
 from lockstep.report.vega.spec import for_page
 from lockstep.report.views import Report
 
-SCRIPTS = ("format.js", "values.js", "plot.js", "figure.js", "page.js")
+SCRIPTS = ("format.js", "values.js", "choose.js", "plot.js", "figure.js", "page.js")
 
 
 def page(report: Report) -> str:

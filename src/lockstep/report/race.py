@@ -193,7 +193,7 @@ def _charts(record: Record, windows: Sequence[Window]) -> list[AnyChart]:
     if not series:
         return []
     says = f"Speed as a multiple of that of {baseline}, with its interval, after each start of the race."
-    return [Lines("race", "Speed", "How the race was settled", says, Axis("starts"), Axis("speed", "times"), series)]
+    return [Lines("race", "speed", "How the race was settled", says, Axis("starts"), Axis("speed", "times"), series)]
 
 
 def _notes(record: Record, windows: Sequence[Window]) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-from lockstep.report.views import AnyChart, Axis, Bars, Lines, Scatter, Table, Waterfall
+from lockstep.report.views import AnyChart, Axis, Bars, Lines, Points, Scatter, Table, Waterfall
 from lockstep.units import UNITS
 
 Row = list[Any]
@@ -36,6 +36,9 @@ def data(chart: AnyChart) -> list[Row]:
     if isinstance(chart, Waterfall):
         head = ["part", column(chart.x), "total", "text"]
         return [head, *([row.name, row.value, int(row.total), row.text] for row in chart.rows)]
+    if isinstance(chart, Points):
+        head = ["name", column(chart.x), "low", "high", "text"]
+        return [head, *([row.name, row.value, row.low, row.high, row.text] for row in chart.rows)]
     if isinstance(chart, Scatter):
         x, y = column(chart.x), column(chart.y)
         head = ["name", x, f"{x} low", f"{x} high", y, f"{y} low", f"{y} high", column(chart.size)]

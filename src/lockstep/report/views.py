@@ -22,6 +22,8 @@ class Axis(View, frozen=True):
     label: str
     unit: str = "number"
     log: bool = False
+    ticks: list[float] = []
+    """Where its marks stand; left out: at round numbers."""
 
 
 class Series(View, frozen=True):
@@ -40,6 +42,8 @@ class Series(View, frozen=True):
     """train, test, ranks …: a switch above the plot shows and hides all lines of a role."""
     dash: bool = False
     shown: bool = True
+    over: list[Numbers] = []
+    """Where its points lie on each of the other axes that the plot has."""
 
 
 class Mark(View, frozen=True):
@@ -48,6 +52,8 @@ class Mark(View, frozen=True):
     x: float
     text: str
     colour: str = "ink"
+    over: Numbers = []
+    """Where it is on each of the other axes; where that is not known, it is not marked there."""
 
 
 class Chart(View, frozen=True):
@@ -68,6 +74,10 @@ class Lines(Chart, frozen=True, tag="lines", tag_field="kind"):
     marks: list[Mark] = []
     hidden: list[str] = []
     """Roles that are not shown at first."""
+    over: list[Axis] = []
+    """Other axes that the reader may choose in the place of x."""
+    smooth: bool = False
+    """Whether the reader may smooth it."""
 
 
 class Bar(View, frozen=True):
@@ -118,6 +128,24 @@ class Scatter(Chart, frozen=True, tag="scatter", tag_field="kind"):
     dots: list[Dot]
 
 
+class Point(View, frozen=True):
+    """A value with its interval."""
+
+    name: str
+    colour: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+    text: str = ""
+
+
+class Points(Chart, frozen=True, tag="points", tag_field="kind"):
+    """One value a row: for what has names and no order."""
+
+    x: Axis
+    rows: list[Point]
+
+
 class Span(View, frozen=True, array_like=True):
     part: int
     begin: float
@@ -139,7 +167,7 @@ class Timeline(Chart, frozen=True, tag="timeline", tag_field="kind"):
     marks: list[Mark] = []
 
 
-AnyChart = Lines | Bars | Waterfall | Scatter | Timeline
+AnyChart = Lines | Bars | Waterfall | Scatter | Points | Timeline
 
 
 class Cell(View, frozen=True):

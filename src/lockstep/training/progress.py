@@ -148,6 +148,7 @@ class Progress:
             "train_seconds": mine["seconds"],
             "eval_seconds": evaluating,
             "delayed_seconds": mine.get("delayed"),
+            "memory_growth_bytes": self._memory.lap_bytes(),
         }
         logged = recorder.logging_seconds
         told = {

@@ -1,7 +1,7 @@
 // A run, a study, or runs beside each other: the report's own page, and above it what is live.
 
 // Where a plot stands among the live ones; what a model is judged by has many names, and stands before its loss.
-const place = (id) => ({ "loss-by-step": 0, step: 1, loss: 3 }[id] ?? 2);
+const place = (id) => ({ "loss-by-step": 0, step: 1, loss: 3, rate: 4 }[id] ?? 2);
 const held = new Map();
 let [drawnLive, reading, over, tries] = [false, false, false, 0];
 let stream = null;

@@ -26,11 +26,13 @@ function swatch(item) {
 
 // The figure of a chart. `figure.update(chart)` shows other data in its place; `figure.close()` lets go of what it holds.
 function figureFor(given) {
-  let chart = given;
+  let [whole, chart] = [given, given]; // as it came, and as its reader wants to see it
   const lists = { lines: chart.series, scatter: chart.dots };
   const state = {
     off: new Set((lists[chart.kind] || []).filter((one) => one.shown === false).map((one) => one.name)),
     roles: new Set(chart.hidden || []),
+    axis: "",
+    smooth: 1,
   };
   const drawing = element("div", { class: "drawing" });
   const plot = element("div", { class: "plot", tabindex: "0", role: "group", "aria-roledescription": "plot", "aria-label": `${chart.title}: arrow keys read its values` }, drawing);
@@ -48,21 +50,26 @@ function figureFor(given) {
     else drawn.switch();
     fillLegend(legend, legendOf(chart, state), state, redraw);
   };
-  const head = element("div", { class: "figure-head" }, element("h4", {}, chart.title), toolsFor(() => chart, state, table));
+  const head = element("div", { class: "figure-head" }, element("h4", {}, chart.title), toolsFor(() => chart, () => alongAxis(whole, state.axis), state, table));
+  const show = () => {
+    chart = chosen(whole, state);
+    says.textContent = chart.says;
+    drawn.update(chart);
+    fillLegend(legend, legendOf(chart, state), state, redraw);
+    if (!table.hidden) table.replaceChildren(plainTable(dataOf(alongAxis(whole, state.axis))));
+    else table.replaceChildren();
+  };
   const switches = element("div", { class: "switches" });
-  const fillSwitches = () => switches.replaceChildren(...switchesFor(chart, state, redraw));
+  const allSwitches = () => [...switchesFor(whole, state, redraw), ...choosersFor(whole, state, show)];
+  const fillSwitches = () => switches.replaceChildren(...allSwitches());
   fillSwitches();
   put(figure, {}, [head, says, switches, legend, plot, status, table]);
   fillLegend(legend, legendOf(chart, state), state, redraw);
   figure.close = () => drawn.close();
   figure.update = (next) => {
-    chart = next;
-    says.textContent = chart.says;
-    drawn.update(chart);
-    if (switches.children.length !== switchesFor(chart, state, redraw).length) fillSwitches();
-    fillLegend(legend, legendOf(chart, state), state, redraw);
-    if (!table.hidden) table.replaceChildren(plainTable(dataOf(chart)));
-    else table.replaceChildren();
+    whole = next;
+    if (switches.children.length !== allSwitches().length) fillSwitches();
+    show();
   };
   return figure;
 }
@@ -167,16 +174,17 @@ function follow(plot, status, mark) {
   };
 }
 
-function toolsFor(current, state, table) {
+// `current`: the chart as it is seen; `measured`: the same, never smoothed.
+function toolsFor(current, measured, state, table) {
   const chart = current();
   const button = (name, title, action) => element("button", { type: "button", class: "tool", title, "aria-label": `${title}: ${chart.title}`, onclick: action }, name);
   const show = element("button", { type: "button", class: "tool", title: "Show the data as a table", "aria-expanded": "false", "aria-label": `Data of ${chart.title}`, onclick: () => {
     table.hidden = !table.hidden;
     show.setAttribute("aria-expanded", String(!table.hidden));
-    if (!table.hidden && !table.firstChild) table.append(plainTable(dataOf(current())));
+    if (!table.hidden && !table.firstChild) table.append(plainTable(dataOf(measured())));
   } }, "Data");
   return element("div", { class: "tools" }, show,
-    button("CSV", "Save the data as CSV", () => save(`${chart.id}.csv`, new Blob([csvOf(dataOf(current()))], { type: "text/csv" }))),
+    button("CSV", "Save the data as CSV", () => save(`${chart.id}.csv`, new Blob([csvOf(dataOf(measured()))], { type: "text/csv" }))),
     button("SVG", "Save the plot as SVG", () => savePicture(current(), state, "svg")),
     button("PNG", "Save the plot as PNG", () => savePicture(current(), state, "png")),
   );

@@ -58,6 +58,18 @@ function element(name, attributes, ...children) {
   return put(document.createElement(name), attributes, children);
 }
 
+// Paper does not scroll: a table that is wider than a page is made smaller. A4 with the margins of the style has this many dots across.
+const PAPER = 700;
+function fitPaper(printing) {
+  document.documentElement.classList.toggle("paper", printing);
+  for (const table of document.querySelectorAll(".scroll > table")) {
+    table.style.width = "min-content";
+    const wide = table.offsetWidth;
+    table.style.width = "";
+    table.style.zoom = printing && wide > PAPER ? String(PAPER / wide) : "";
+  }
+}
+
 // Light, dark, or as the system is; plots listen for the event.
 function themeButton() {
   const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -78,11 +90,18 @@ function themeButton() {
   };
   dark.addEventListener("change", apply);
   // Paper is white, and what is folded away cannot be unfolded on it.
+  let unfolded = [];
   addEventListener("beforeprint", () => {
     show("light");
-    document.querySelectorAll("details.cell").forEach((one) => { one.open = true; });
+    unfolded = [...document.querySelectorAll("details.cell:not([open])")];
+    for (const one of unfolded) one.open = true;
+    fitPaper(true);
   });
-  addEventListener("afterprint", apply);
+  addEventListener("afterprint", () => {
+    for (const one of unfolded) one.open = false;
+    fitPaper(false);
+    apply();
+  });
   apply();
   return button;
 }

@@ -2,7 +2,9 @@
 
 const report = JSON.parse(document.getElementById("document").textContent);
 const SECTIONS = {
+  factor: ["Side by side", "What each cell came to."],
   learning: ["Learning curves", "How accuracy and loss went."],
+  pace: ["Over time", "How fast it went, and what it took, while it trained."],
   speed: ["Speed and cost", "What more workers bring, and what they cost."],
   step: ["Where the time goes", "The parts of a step, and what is lost on the way to the ideal speed-up."],
   exchange: ["What an exchange costs", "Messages of any size, on every backend that was measured here."],
@@ -60,10 +62,16 @@ function comparison(part, prefix) {
   return section(prefix, "comparison", part.table.title, part.table.says, sortable(part.table, part.table.rows.length > 5), ...claims);
 }
 
+// A value, and its interval behind it: on a line of its own where the table has no room beside it.
+function valueOf(text) {
+  const [, value, interval] = /^(.*?) (\([^()]*\))$/.exec(text) || [];
+  return interval ? [element("span", {}, value), " ", element("span", {}, interval)] : [text];
+}
+
 // A table whose columns sort when their heads are pressed, and whose rows can be filtered by text.
 function sortable(table, filtered) {
   const right = new Set(table.right || []);
-  const cells = (row) => row.map((cell, i) => element(i ? "td" : "th", { class: `${right.has(i) ? "number" : ""} ${cell.faint ? "faint" : ""}`, scope: i ? null : "row" }, cell.text, ...(cell.notes || []).map((note) => element("small", {}, note))));
+  const cells = (row) => row.map((cell, i) => element(i ? "td" : "th", { class: `${right.has(i) ? "number" : ""} ${cell.faint ? "faint" : ""}`, scope: i ? null : "row" }, ...(right.has(i) ? valueOf(cell.text) : [cell.text]), ...(cell.notes || []).map((note) => element("small", {}, ...valueOf(note)))));
   const rows = table.rows.map((row) => ({ row, node: element("tr", {}, ...cells(row)) }));
   const body = element("tbody", {}, ...rows.map(({ node }) => node));
   let [by, up] = [-1, true];
@@ -109,7 +117,7 @@ function simpleTable(table) {
 function tables(part, prefix) {
   if (!part.tables) return null;
   return section(prefix, "tables", "Epochs and ranks", "", ...part.tables.map((table) => element("details", { class: "cell" },
-    element("summary", {}, element("strong", {}, table.title), element("span", { class: "gist" }, `${table.rows.length} rows`)), table.says ? element("p", { class: "says" }, table.says) : null, sortable(table, false))));
+    element("summary", {}, element("strong", {}, table.title), element("span", { class: "gist" }, `${table.rows.length} row${table.rows.length === 1 ? "" : "s"}`)), table.says ? element("p", { class: "says" }, table.says) : null, sortable(table, false))));
 }
 
 function commandBlock(command) {
@@ -126,6 +134,14 @@ function commandBlock(command) {
   return element("div", { class: "command" }, element("div", { class: "command-head" }, element("span", {}, command.name), copy), element("pre", { tabindex: "0" }, element("code", {}, text)));
 }
 
+// Two beside each other; one that has no neighbour is as wide as both.
+function figuresOf(charts) {
+  const found = charts.map(figureFor);
+  const half = (i) => i >= 0 && i < charts.length && ["lines", "scatter"].includes(charts[i].kind);
+  for (let i = 0; i < found.length; i += half(i) && half(i + 1) ? 2 : 1) found[i].classList.toggle("alone", !half(i + 1));
+  return element("div", { class: "figures-grid" }, ...found);
+}
+
 function partOf(part, prefix, several) {
   if (several) links.push([`${prefix}part`, part.name, true]);
   const facts = element("dl", { class: "facts" }, ...(part.facts || []).map(([label, value]) => element("div", {}, element("dt", {}, label), element("dd", {}, value))));
@@ -133,7 +149,7 @@ function partOf(part, prefix, several) {
   const order = [findings(part, prefix), comparison(part, prefix)];
   for (const [name, [title, about]] of Object.entries(SECTIONS)) {
     const charts = (part.charts || []).filter((chart) => chart.section === name);
-    if (charts.length) order.push(section(prefix, name, title, about, element("div", { class: "figures-grid" }, ...charts.map(figureFor))));
+    if (charts.length) order.push(section(prefix, name, title, about, figuresOf(charts)));
   }
   order.push(tables(part, prefix));
   const settings = element("div", { class: "tables-grid" }, simpleTable(part.same), simpleTable(part.environment));

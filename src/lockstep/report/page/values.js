@@ -20,6 +20,9 @@ function dataOf(chart) {
   if (chart.kind === "waterfall") {
     return [["part", columnName(chart.x), "total", "text"], ...chart.rows.map((row) => [row.name, row.value, row.total ? 1 : 0, row.text])];
   }
+  if (chart.kind === "points") {
+    return [["name", columnName(chart.x), "low", "high", "text"], ...chart.rows.map((row) => [row.name, row.value, row.low, row.high, row.text])];
+  }
   if (chart.kind === "scatter") {
     const [x, y] = [columnName(chart.x), columnName(chart.y)];
     return [["name", x, `${x} low`, `${x} high`, y, `${y} low`, `${y} high`, columnName(chart.size)], ...chart.dots.map((dot) => [dot.name, dot.x, dot.x_low, dot.x_high, dot.y, dot.y_low, dot.y_high, dot.size])];
@@ -48,11 +51,12 @@ function legendOf(chart, state) {
     const saves = chart.rows.some((row) => !row.total && row.value < 0);
     return [["time of a step", "c0"], ["adds to it", "c1"], ["saves", "c2"]].slice(0, saves ? 3 : 2).map(([name, colour]) => key(name, colour, { fixed: true }));
   }
+  if (chart.kind === "points") return []; // each row has its name beside it
   const seen = chart.kind === "bars" ? (i) => chart.rows.some((row) => row.values[i]) : (i) => chart.lanes.some((lane) => lane.spans.some((span) => span[0] === i));
   return chart.parts.filter((_, i) => seen(i)).map((part) => key(part, part));
 }
 
-const STOPS = { lines: lineStops, scatter: dotStops, bars: barStops, waterfall: fallStops, timeline: spanStops };
+const STOPS = { lines: lineStops, scatter: dotStops, bars: barStops, waterfall: fallStops, points: pointStops, timeline: spanStops };
 
 function lineStops(chart, state) {
   const shown = chart.series.filter((one) => visible(one, state));
@@ -95,6 +99,10 @@ function barStops(chart, state) {
     const rows = parts.map(({ part, value }) => ({ colour: part, name: part, text: `${written(value, chart.x.unit)}, ${fixed((100 * value) / total, 1)} %` }));
     return { at: row.name, box: rowBox(row.name, total), title: row.name, rows };
   }).filter((stop) => stop.rows.length);
+}
+
+function pointStops(chart) {
+  return chart.rows.map((row) => ({ at: row.name, box: rowBox(row.name, row.high ?? row.value), title: row.name, rows: [{ colour: row.colour, name: chart.x.label, text: row.text }] }));
 }
 
 function fallStops(chart) {

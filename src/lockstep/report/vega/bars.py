@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from lockstep.report.vega import common as vl
@@ -10,18 +11,21 @@ from lockstep.units import text
 
 # The least width of a stretch of a bar that has its share written on it.
 SHARE_WIDTH = 36
+# Longer names than this stand above their bars on every page: beside them they would be cut.
+LONG_NAME = 34
 FALLS = {"time of a step": "c0", "adds to it": "c1", "saves": "c2"}
 
 
-def bars(chart: Bars, narrow: bool) -> vl.Spec:
+def bars(chart: Bars, on_phone: bool) -> vl.Spec:
+    narrow = names_above([row.name for row in chart.rows], on_phone)
     most = max((sum(row.values) for row in chart.rows), default=0.0)
-    room = _room([text(most, chart.x.unit)])
-    x, y = _x(chart, [0.0, most], room), _rows(narrow)
+    room = room_for([text(most, chart.x.unit)])
+    x, y = _x(chart, [0.0, most], room), rows(narrow, on_phone)
     part = vl.colour("part", {name: name for name in chart.parts})
     wide = "scale('x', datum.end) - scale('x', datum.begin)"
     share = "format(100 * datum.value / datum.total, '.0f') + ' %'"
     layers: list[vl.Spec] = [
-        _here(y),
+        here(y),
         {
             "mark": {"type": "bar", "height": _thick(narrow), "stroke": vl.ink("page"), "strokeWidth": 0.6},
             "encoding": {"y": y, "x": x("begin"), "x2": {"field": "end"}, "color": part},
@@ -38,14 +42,14 @@ def bars(chart: Bars, narrow: bool) -> vl.Spec:
         },
         {
             "transform": [{"aggregate": [{"op": "max", "field": "end", "as": "end"}], "groupby": ["name"]}],
-            "mark": _beside({"text": {"expr": vl.written("datum.end", chart.x.unit)}}),
+            "mark": beside({"text": {"expr": vl.written("datum.end", chart.x.unit)}}),
             "encoding": {"y": y, "x": x("end")},
         },
     ]
     used = [name for place, name in enumerate(chart.parts) if any(row.values[place] for row in chart.rows)]
     spec = vl.base(chart, layers, gone=chart.hidden, named=used, parts=chart.parts)
-    rows = sum(row.role not in chart.hidden for row in chart.rows)
-    return spec | {"data": {"name": "rows"}, "transform": _stacked(), **_height(rows, narrow)}
+    shown = sum(row.role not in chart.hidden for row in chart.rows)
+    return spec | {"data": {"name": "rows"}, "transform": _stacked(), **height(shown, narrow)}
 
 
 def _stacked() -> list[vl.Spec]:
@@ -62,16 +66,17 @@ def _stacked() -> list[vl.Spec]:
     ]
 
 
-def waterfall(chart: Waterfall, narrow: bool) -> vl.Spec:
+def waterfall(chart: Waterfall, on_phone: bool) -> vl.Spec:
+    narrow = names_above([row.name for row in chart.rows], on_phone)
     ends, reached = [0.0], 0.0
     for row in chart.rows:
         reached = row.value if row.total else reached + row.value
         ends.append(reached)
-    x, y = _x(chart, ends, _room([row.text for row in chart.rows])), _rows(narrow)
+    x, y = _x(chart, ends, room_for([row.text for row in chart.rows])), rows(narrow, on_phone)
     saves = any(not row.total and row.value < 0 for row in chart.rows)
     kinds = {name: shade for name, shade in FALLS.items() if saves or name != "saves"}
     layers: list[vl.Spec] = [
-        _here(y),
+        here(y),
         {
             "mark": {"type": "bar", "height": _thick(narrow)},
             "encoding": {"y": y, "x": x("begin"), "x2": {"field": "end"}, "color": vl.colour("kind", kinds)},
@@ -88,12 +93,12 @@ def waterfall(chart: Waterfall, narrow: bool) -> vl.Spec:
             "encoding": {"x": x("end")},
         },
         {
-            "mark": _beside({"text": {"expr": "datum.text"}}),
+            "mark": beside({"text": {"expr": "datum.text"}}),
             "encoding": {"y": y, "x": x("right")},
         },
     ]
     spec = vl.base(chart, layers, named=list(kinds))
-    return spec | {"data": {"name": "rows"}, "transform": _fallen(), **_height(len(chart.rows), narrow)}
+    return spec | {"data": {"name": "rows"}, "transform": _fallen(), **height(len(chart.rows), narrow)}
 
 
 def _fallen() -> list[vl.Spec]:
@@ -116,7 +121,7 @@ def _x(chart: Bars | Waterfall, values: list[float], room: float) -> vl.Place:
     return partial(vl.place, axis=axis, scale=scale)
 
 
-def _room(words: list[str]) -> float:
+def room_for(words: list[str]) -> float:
     return 14 + 6.8 * max((len(each) for each in words), default=0)
 
 
@@ -124,14 +129,18 @@ def _thick(narrow: bool) -> int:
     return 18 if narrow else 20
 
 
-def _height(rows: int, narrow: bool) -> vl.Spec:
+def height(count: int, narrow: bool) -> vl.Spec:
     """Of all rows; the page asks for that of one when it shows more or fewer of them."""
     step = 48 if narrow else 32
-    return {"height": step * rows, "usermeta": {"step": step}}
+    return {"height": step * count, "usermeta": {"step": step}}
 
 
-def _rows(narrow: bool) -> vl.Spec:
-    """Names to the left of their bars; on a narrow page, above them."""
+def names_above(names: Sequence[str], on_phone: bool) -> bool:
+    return on_phone or max(map(len, names), default=0) > LONG_NAME
+
+
+def rows(narrow: bool, on_phone: bool) -> vl.Spec:
+    """Names to the left of their bars; on a phone, and where they are long, above them."""
     axis: vl.Spec = {
         "title": None,
         "domain": False,
@@ -142,11 +151,16 @@ def _rows(narrow: bool) -> vl.Spec:
         "labelOverlap": False,
     }
     if narrow:
-        axis |= {"labelAlign": "left", "labelPadding": 0, "labelOffset": -18, "labelLimit": 330}
+        axis |= {
+            "labelAlign": "left",
+            "labelPadding": 0,
+            "labelOffset": -18,
+            "labelLimit": 330 if on_phone else vl.WIDTH,
+        }
     return {"field": "name", "type": "nominal", "sort": None, "title": None, "axis": axis, "scale": {"padding": 0}}
 
 
-def _here(y: vl.Spec) -> vl.Spec:
+def here(y: vl.Spec) -> vl.Spec:
     """The row that the reader is at."""
     return {
         "transform": [
@@ -158,5 +172,5 @@ def _here(y: vl.Spec) -> vl.Spec:
     }
 
 
-def _beside(more: vl.Spec) -> vl.Spec:
+def beside(more: vl.Spec) -> vl.Spec:
     return {"type": "text", "align": "left", "dx": 6, "fontSize": vl.PLAIN, "color": vl.ink("muted"), **more}

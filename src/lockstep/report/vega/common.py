@@ -142,7 +142,9 @@ def axis_of(axis: Axis, values: Iterable[float | None], **more: Any) -> Spec:
         "labelOverlap": "greedy",
         **more,
     }
-    if axis.log:
+    if axis.ticks:
+        found |= {"values": axis.ticks, "labelExpr": _by_size("datum.value", axis.unit, ",.4~r")}
+    elif axis.log:
         found |= {
             "values": powers(*extent(known, log=True), _root(axis)),
             "labelExpr": _by_size("datum.value", axis.unit, ",.3~r"),
@@ -175,6 +177,12 @@ def _label(factor: float) -> str:
     return f"format(datum.value / {factor!r}, ',.' + max(0, {places}) + 'f')"
 
 
+def from_zero(values: Iterable[float | None]) -> bool:
+    """Whether an axis begins at zero: where values differ so much that all of them can be told apart on it."""
+    low, high = extent(values)
+    return 0 <= low < 0.8 * high
+
+
 def scale_of(axis: Axis, **more: Any) -> Spec:
     kind: Spec = {"type": "log", "base": _root(axis)} if axis.log else {"zero": False}
     return {**kind, "nice": False, **more}
@@ -185,7 +193,10 @@ def _root(axis: Axis) -> int:
 
 
 def powers(low: float, high: float, root: int) -> list[float]:
-    """Powers of a root, at most seven."""
+    """Powers of a root, at most seven; of ten also their doubles and fives, where there are few."""
+    if root == 10 and high < 30 * low:
+        near = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        return [found for power in near for part in (1, 2, 5) if low <= (found := part * 10.0**power) <= high]
     first, last = math.ceil(math.log(low, root) - 1e-9), math.floor(math.log(high, root) + 1e-9)
     return [float(root) ** power for power in range(first, last + 1, max(1, math.ceil((last - first) / 6)))]
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from lockstep.report.vega import common as vl
-from lockstep.report.views import Lines, Series
+from lockstep.report.views import Axis, Lines, Series
 
 OWN = {"expr": vl.lookup("palette", "colour")}
 NAME = {"field": "name", "type": "nominal", "title": None}
@@ -15,6 +15,8 @@ SIZES = {"circle": 40, "square": 40, "triangle-up": 90, "diamond": 80}
 # Lines of more points than this are drawn without marks.
 MARKED_UP_TO = 30
 LINE_HEIGHT = 16
+# A little more memory looks like a leak, and a little speed-up like much, on an axis that begins elsewhere.
+FROM_ZERO = ("times", "bytes")
 # Intervals at one position stand beside each other, this many pixels apart.
 APART = 8
 
@@ -39,7 +41,14 @@ def lines(chart: Lines) -> vl.Spec:
         about=about,
     )
     spec["title"]["offset"] = 10 + LINE_HEIGHT * len(chart.marks)
-    return spec | {"data": {"name": "series"}, "transform": _points()}
+    # What the page puts in: another axis below, and the values behind a line that was smoothed.
+    choices: vl.Spec = {"along": [_below(chart, axis, k) for k, axis in enumerate(chart.over)]} if chart.over else {}
+    choices |= {"behind": _behind(x, y)} if chart.smooth else {}
+    return (
+        spec
+        | {"data": {"name": "series"}, "transform": _points(chart.smooth)}
+        | ({"usermeta": choices} if choices else {})
+    )
 
 
 def _line(chart: Lines, x: vl.Spec, y: vl.Place) -> vl.Spec:
@@ -53,6 +62,14 @@ def _line(chart: Lines, x: vl.Spec, y: vl.Place) -> vl.Spec:
             "color": vl.colour("name", names),
             "strokeDash": {**NAME, "scale": dashes, "legend": vl.legend(list(names))},
         },
+    }
+
+
+def _behind(x: vl.Spec, y: vl.Place) -> vl.Spec:
+    """The values themselves, where the line is a mean of them."""
+    return {
+        "mark": {"type": "line", "strokeWidth": 1, "opacity": 0.4, "color": OWN},
+        "encoding": {"x": x, "y": y("behind"), "detail": NAME},
     }
 
 
@@ -101,14 +118,21 @@ def shape(one: Series) -> str:
 
 def _channels(chart: Lines) -> tuple[vl.Spec, vl.Place, str]:
     """Both axes, and the title of the upright one, which stands above it."""
-    named = any(one.texts for one in chart.series)
-    xs = [value for one in chart.series for value in one.x]
     ys = [value for one in chart.series for value in (*one.y, *one.low, *one.high)]
-    axis = vl.below(chart.x, xs, 44 if chart.x.unit == "count" else 66, grid=False, titlePadding=6)
-    x = vl.place("x", axis, vl.scale_of(chart.x, padding=30 if named else 8))
-    room = {"zero": True, "nice": True} if chart.y.unit == "times" else {"padding": 10}
+    named = any(one.texts for one in chart.series) and not chart.y.log
+    whole = (chart.y.unit in FROM_ZERO and not chart.y.log) or (named and vl.from_zero(ys))
+    room = {"zero": True, "nice": True} if whole else {"padding": 10}
     y = partial(vl.place, axis=vl.upright(chart.y, ys), scale=vl.scale_of(chart.y, **room))
-    return x, y, vl.unit_name(chart.y, ys)[1]
+    return _below(chart, chart.x), y, vl.unit_name(chart.y, ys)[1]
+
+
+def _below(chart: Lines, axis: Axis, other: int | None = None) -> vl.Spec:
+    """The channel of the chart's own x axis, or of one of the others."""
+    named = any(one.texts for one in chart.series)
+    places = (one.x if other is None else one.over[other] for one in chart.series)
+    xs = [value for place in places for value in place]
+    drawn = vl.below(axis, xs, 44 if axis.unit == "count" else 66, grid=False, titlePadding=6)
+    return vl.place("x", drawn, vl.scale_of(axis, padding=30 if named else 8))
 
 
 def _about(chart: Lines, one: Series) -> dict[str, Any]:
@@ -129,9 +153,9 @@ def _barred(one: Series) -> bool:
     return bool(one.low and (one.texts or len(one.x) == 1))
 
 
-def _points() -> list[vl.Spec]:
+def _points(smooth: bool) -> list[vl.Spec]:
     """From lines to their points; those that are switched off are left out, so that the axes fit what is seen."""
-    lists = ("low", "high", "texts")
+    lists = ("low", "high", "texts", *(["behind"] if smooth else []))
 
     def either(kind: str, field: str) -> vl.Spec:
         """Where there is no such interval it has no width, so that it changes no axis."""
@@ -174,6 +198,7 @@ def _marks(chart: Lines, x: vl.Spec) -> list[vl.Spec]:
     last = len(chart.marks) - 1
     rows = [
         {"x": mark.x, "text": mark.text, "colour": mark.colour, "high": -6 - LINE_HEIGHT * (last - number)}
+        | ({"over": mark.over} if mark.over else {})
         for number, mark in enumerate(chart.marks)
     ]
     # The words stay within the plot: they begin, end or are centred at their place.

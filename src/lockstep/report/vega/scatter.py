@@ -25,15 +25,13 @@ def scatter(chart: Scatter) -> vl.Spec:
     layers: list[vl.Spec] = [
         {
             "name": "across",
-            "transform": [vl.keep("isValid(datum.x_low) && isValid(datum.x_high)")],
             "mark": interval,
-            "encoding": {"x": x("x_low"), "x2": {"field": "x_high"}, "y": y("y")},
+            "encoding": {"x": x("left"), "x2": {"field": "right"}, "y": y("y")},
         },
         {
             "name": "upright",
-            "transform": [vl.keep("isValid(datum.y_low) && isValid(datum.y_high)")],
             "mark": interval,
-            "encoding": {"x": x("x"), "y": y("y_low"), "y2": {"field": "y_high"}},
+            "encoding": {"x": x("x"), "y": y("bottom"), "y2": {"field": "top"}},
         },
         {
             "name": "circles",
@@ -65,9 +63,18 @@ def scatter(chart: Scatter) -> vl.Spec:
     area = f"datum.size && largest ? max({LEAST}, {LARGEST} * datum.size / largest) : {UNKNOWN}"
     return spec | {
         "data": {"name": "dots"},
-        "transform": [vl.SHOWN, {"calculate": area, "as": "area"}],
+        "transform": [vl.SHOWN, {"calculate": area, "as": "area"}, *_intervals()],
         "usermeta": {"marks": [_names()] if len(chart.dots) <= MOST_NAMES else []},
     }
+
+
+def _intervals() -> list[vl.Spec]:
+    """Where there is none (a run that was made once) it has no width: an axis without values lies anywhere, and names avoid marks that must be there."""
+    ends = {"left": ("x_low", "x"), "right": ("x_high", "x"), "bottom": ("y_low", "y"), "top": ("y_high", "y")}
+    return [
+        {"calculate": f"isValid(datum.{end}) ? datum.{end} : datum.{middle}", "as": name}
+        for name, (end, middle) in ends.items()
+    ]
 
 
 def _names() -> vl.Spec:

@@ -9,9 +9,10 @@ import msgspec
 from lockstep.report.vega.bars import bars, waterfall
 from lockstep.report.vega.common import Spec
 from lockstep.report.vega.lines import lines
+from lockstep.report.vega.points import points
 from lockstep.report.vega.scatter import scatter
 from lockstep.report.vega.timeline import timeline
-from lockstep.report.views import AnyChart, Bars, Lines, Scatter, Waterfall
+from lockstep.report.views import AnyChart, Bars, Lines, Points, Scatter, Waterfall
 
 
 def spec(chart: AnyChart, narrow: bool = False) -> Spec:
@@ -24,6 +25,8 @@ def spec(chart: AnyChart, narrow: bool = False) -> Spec:
         return bars(chart, narrow)
     if isinstance(chart, Waterfall):
         return waterfall(chart, narrow)
+    if isinstance(chart, Points):
+        return points(chart, narrow)
     return timeline(chart)
 
 
