@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lockstep.cli.options import runs_option
+from lockstep.cli.options import complete_run, runs_option
 from lockstep.cli.output import check_output, note, writing
 from lockstep.errors import InputError
 from lockstep.run import Run, runs_root
@@ -34,7 +34,7 @@ For its curves alone TensorBoard needs no export: tensorboard --logdir runs
 
 
 @click.command("export", epilog=EPILOG)
-@click.argument("names", nargs=-1, required=True, metavar="RUN|STUDY...")
+@click.argument("names", nargs=-1, required=True, metavar="RUN|STUDY...", shell_complete=complete_run)
 @click.option(
     "-o",
     "--output",
@@ -71,7 +71,7 @@ def command(names: tuple[str, ...], output: Path, what: str, form: str | None, r
             cells = of_study(study, study.read())
             found += [Chosen(one.run, study.name, cell.name) for cell in cells for one in cell.samples if one.own]
         else:
-            found.append(Chosen(Run.find(name, runs_root(runs))))
+            found += [Chosen(run) for run in Run.find_all(name, runs_root(runs))]
     with writing(output):
         if table in writers.WRITERS:
             rows = TABLES[what]([one.run for one in found])

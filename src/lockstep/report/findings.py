@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstep.explain import ANALYZERS, explain
+from lockstep.explain import analyzers, explain
 from lockstep.explain.evidence import Evidence, study_of
 from lockstep.explain.finding import Finding
 from lockstep.measure.view import RunView
@@ -22,7 +22,7 @@ def findings(subject: Subject) -> list[About]:
 
 
 def definitions() -> dict[str, str]:
-    return {each.name: f"{each.question} {each.definition}" for each in ANALYZERS}
+    return {each.name: f"{each.question} {each.definition}" for each in analyzers()}
 
 
 def _of(group: Group, peers: list[RunView], cells: list[Group]) -> list[Said]:
