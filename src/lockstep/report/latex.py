@@ -22,7 +22,7 @@ HEAD = r"""\documentclass{article}
 \usepackage[utf8]{inputenc}
 \IfFileExists{lmodern.sty}{\usepackage{lmodern}}{}
 \usepackage[margin=2.5cm]{geometry}
-\usepackage{booktabs,graphicx,longtable}
+\usepackage{booktabs,color,graphicx,longtable}
 """
 
 _SIGNS = {
@@ -45,10 +45,6 @@ _SIGNS = {
     "[": "{[}",
     "]": "{]}",
     "*": "{*}",
-    # Two of them would become one sign.
-    "-": "-{}",
-    "'": "'{}",
-    ",": ",{}",
     "\u00a0": "~",
     "–": "--",
     "—": "---",
@@ -78,9 +74,15 @@ _LETTERS = {chr(code) for code in range(0xC0, 0x100)} - set("×÷") | set(
 )
 
 
+# Two of these in a row would become one sign.
+_LIGATURES = re.compile("([-,'])(?=\\1)")
+
+
 def escaped(text: str) -> str:
     """A user's words as words: nothing in them is a command of TeX's."""
-    return "".join(map(_sign, " ".join(printable(text).split())))
+    # A zero, which printable text does not have, stands for the gap until the signs are replaced.
+    parted = _LIGATURES.sub("\\1\0", " ".join(printable(text).split()))
+    return "".join(map(_sign, parted)).replace("\0", "{}")
 
 
 def _sign(sign: str) -> str:
@@ -174,12 +176,12 @@ def _figure(chart: AnyChart, file: str) -> str:
 
 
 def table_text(table: Table, label: str) -> str:
-    """A table as a file to \\input. It needs the packages booktabs, graphicx and longtable."""
+    """A table as a file to \\input. It needs the packages booktabs, color, graphicx and longtable."""
     columns = "".join("r" if place in table.right else "l" for place in range(len(table.columns)))
     caption = rf"\caption{{{escaped(f'{table.title}. {table.says}')}}}\label{{tab:{label}}}"
     head = _row([escaped(name) for name in table.columns])
     rows = [_row([_cell(cell, place in table.right) for place, cell in enumerate(row)]) for row in table.rows]
-    note = "% A table of Lockstep's report: \\usepackage{booktabs,graphicx,longtable}, then \\input this file."
+    note = "% A table of Lockstep's report: \\usepackage{booktabs,color,graphicx,longtable}, then \\input this file."
     if len(rows) > MOST_ROWS:
         lines = [
             rf"{{\footnotesize\begin{{longtable}}{{{columns}}}",
@@ -211,6 +213,8 @@ def _cell(cell: Cell, right: bool) -> str:
     """Its text, and the lines below it: the difference with its interval, and the verdict."""
     lines = [line for text in (cell.text, *cell.notes) for line in textwrap.wrap(printable(text), WIDEST_CELL) or [""]]
     written = [escaped(line) for line in lines]
+    if cell.faint:
+        written = [rf"\textcolor[gray]{{0.45}}{{{line}}}" for line in written]
     if len(written) == 1:
         return written[0]
     side, below = "r" if right else "l", r" \\ ".join(written)
