@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 from msgspec.structs import replace
 
 from lockstep.errors import InputError
@@ -112,7 +113,8 @@ def _offered(offer: Offer) -> Analyzer:
             found = offer.load()()
             if not isinstance(found, Analyzer):
                 raise InputError(f"{offer.why}: expected a function that returns a lockstep.explain.finding.Analyzer")
-            yield from list(found.answer(evidence))
+            # Whether they can be written down shows now, not where they are written.
+            yield from msgspec.convert(msgspec.to_builtins(list(found.answer(evidence))), list[Finding])
         except Exception as error:  # another package's code may raise anything
             why = str(error) if isinstance(error, InputError) else f"{offer.why}: {one_line(error)}"
             yield Finding(verdict=f"the analyzer '{offer.name}' failed", why=why, next=f"update {offer.package}")
