@@ -15,7 +15,7 @@ from lockstep.run import Run, runs_root
 if TYPE_CHECKING:
     from lockstep.export.facts import Chosen
 
-FOLDERS = ("mlflow", "tensorboard", "hta")
+FOLDERS = ("mlflow", "tensorboard", "wandb", "trackio", "hta")
 # The timeline of one run (docs/timeline.md).
 TIMELINES = ("perfetto", "hta")
 
@@ -26,6 +26,7 @@ Examples:
   lockstep export last --what steps -o steps.parquet    every step of every rank
   lockstep export batch-size --format mlflow -o tracked       then: mlflow ui --backend-store-uri …
   lockstep export batch-size --format tensorboard -o board    then: tensorboard --logdir board
+  lockstep export batch-size --format wandb -o offline        then: wandb sync …; also trackio
   lockstep export last --format perfetto -o trace.json     the timeline of a run with --trace
 
 \b
@@ -40,7 +41,7 @@ For its curves alone TensorBoard needs no export: tensorboard --logdir runs
     "--output",
     required=True,
     type=click.Path(path_type=Path),
-    help="The file to write; for mlflow, tensorboard and hta, the folder.",
+    help="The file to write; for mlflow, tensorboard, wandb, trackio and hta, the folder.",
 )
 @click.option(
     "--what", type=click.Choice(["runs", "epochs", "steps", "logged"]), default="runs", help="A row for each …"
@@ -83,13 +84,14 @@ def command(names: tuple[str, ...], output: Path, what: str, form: str | None, r
 
 def _write_store(form: str, found: list[Chosen], output: Path) -> str:
     """What another tool opens; returns how to open it."""
-    from lockstep.export import mlflow, perfetto, tensorboard
+    from lockstep.export import mlflow, perfetto, tensorboard, trackio, wandb
 
     given = click.get_current_context().get_parameter_source("what")
     if given is click.core.ParameterSource.COMMANDLINE:
         raise InputError(f"--what chooses the rows of a table, and --format {form} writes none: leave it out")
     if form not in TIMELINES:
-        return {"mlflow": mlflow.write, "tensorboard": tensorboard.write}[form](found, output)
+        trackers = {"mlflow": mlflow, "tensorboard": tensorboard, "wandb": wandb, "trackio": trackio}
+        return str(trackers[form].write(found, output))
     if len(found) != 1:
         raise InputError(f"--format {form}: a timeline is of one run, and these are {len(found)}; name one")
     return {"perfetto": perfetto.write, "hta": perfetto.write_for_hta}[form](found[0].run, output)
