@@ -33,11 +33,12 @@ demo: setup  ## Train the MNIST net with one process and with two ranks, and com
 test: $(VENV)/.tools  ## Run the fast tests: all but those that need a compiler, Slurm, MPI, emulated hosts, a browser or much time.
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not alone'
 
-# Slurm and a browser come from the system's packages, where we may install them; without them, their tests are skipped and say so.
+# Slurm, a browser and LaTeX come from the system's packages, where we may install them; without them, their tests are skipped and say so.
 # What judges a measurement (`alone`) has the machine to itself: tests/contending.py.
 test-all: $(VENV)/.tools $(VENV)/.docs  ## Run every test; CI runs this.
 	@bash .ci/packages slurm "slurmctld slurmd sbatch munged" "slurmctld slurmd slurm-client munge"
 	@bash .ci/packages browser "chromium" "chromium fonts-dejavu-core"
+	@bash .ci/packages latex "pdflatex" "texlive-latex-recommended lmodern"
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not alone' --durations=25
 	@$(BIN)/python tests/contending.py
 

@@ -85,6 +85,7 @@ def test_what_does_not_divide_is_refused(recipe: Recipe, placement: Placement, w
     ("placement", "words"),
     [
         (Placement(launcher="single", ranks=2), "launcher=single has one rank"),
+        (Placement(launcher="mpi"), "launcher=mpi: no such launcher; did you mean 'mpirun'?"),
         (Placement(ranks=3, hosts=2, rendezvous="a:1"), "ranks=3 do not divide over hosts=2"),
         (Placement(ranks=2, hosts=2), "add rendezvous="),
         (Placement(ranks=2, hosts=2, launcher="spawn"), "stays on one host"),

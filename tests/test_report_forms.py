@@ -260,7 +260,7 @@ def test_what_cannot_be_written(folders: Folders, tmp_path: Path) -> None:
     root = ["--runs", str(folders.root)]
     assert "its ending says no format" in fails("one", *root, "-o", str(tmp_path / "report.xyz"))
     assert "there is no folder" in fails("one", *root, "-o", str(tmp_path / "nowhere/report.html"))
-    assert "is a folder already" in fails("one", *root, "--format", "md", "-o", str(tmp_path))
+    assert "is a folder already" in fails("one", *root, "--format", "html", "-o", str(tmp_path))
     assert "--format svg needs -o" in fails("one", *root, "--format", "svg")
     assert "no run 'two'" in fails("two", *root, "-o", str(tmp_path / "report.html"))
 

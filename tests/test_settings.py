@@ -64,7 +64,7 @@ def test_the_last_word_about_hosts_says_whether_they_are_emulated(tmp_path: Path
         ("seed=-1", "seed=-1: expected a whole number >= 0"),
         ("optimizer.name=adamm", "optimizer.name=adamm: expected one of adam, adamw, rmsprop, sgd"),
         ("fused=maybe", "fused=maybe: expected auto, true or false"),
-        ("launcher=mpi", "launcher=mpi: expected one of auto, mpirun, single, slurm, spawn, torchrun"),
+        ("device=gpu", "device=gpu: expected one of auto, cpu, cuda"),
         ("optimizer=adam", "optimizer=adam: state its parts"),
         ("hello", "'hello' is not key=value"),
     ],

@@ -19,12 +19,12 @@ from typing import Any
 import msgspec
 
 from lockstep.reading import Damaged, exists
-from lockstep.run import DAMAGED, ENDED, Run
+from lockstep.run import DAMAGED, ENDED, Run, is_run_name
 from lockstep.text import is_text
 
 NAME = ".index.sqlite"
 # A higher number makes every older index void.
-FORMAT = 4
+FORMAT = 5
 BUSY_S = 5.0
 # Two changes within one tick of the file system's clock leave the same time: what has just changed is not remembered yet.
 SETTLED_NS = 1_000_000_000
@@ -48,7 +48,8 @@ def line(run: Run) -> Row:
     try:
         spec = run.spec()
     except Damaged:
-        return {"id": run.id, "state": DAMAGED, "created": 0.0, **dict.fromkeys(("ranks", "global_batch", *_RESULTS))}
+        unknown = dict.fromkeys(("ranks", "global_batch", *_RESULTS, "study", "cell"))
+        return {"id": run.id, "state": DAMAGED, "created": 0.0, **unknown, "tags": run.tags}
     summary, recipe, placement = run.summary() or {}, spec.recipe, spec.placement
     return {
         "id": run.id,
@@ -62,6 +63,9 @@ def line(run: Run) -> Row:
         "global_batch": spec.plan.global_batch or None,
         "precision": recipe.precision,
         **{key: summary.get(key) for key in _RESULTS},
+        "study": spec.part.study if spec.part else None,
+        "cell": spec.part.cell if spec.part else None,
+        "tags": run.tags,
     }
 
 
@@ -78,8 +82,8 @@ def rows(root: Path) -> list[Row]:
     fresh: dict[str, Row | None] = {}
     found: list[Row] = []
     for name in sorted(changed):
-        if not is_text(name):
-            continue  # no run of ours: it could be written neither into the index nor into any document
+        if not is_text(name) or not is_run_name(name):
+            continue  # no run of ours: it could be written neither into the index nor into any document, or is on its way out
         stamp, row = known.get(name, (0, None))
         if stamp != changed[name]:
             run = Run(root / name)

@@ -19,6 +19,7 @@ Ranks = Annotated[int, Meta(ge=1, le=100_000)]
 # PyTorch's own. Left unstated, DDP starts with a small bucket, so that the exchange begins early.
 DEFAULT_BUCKET_MB = 25.0
 FIRST_BUCKET_BYTES = 1 << 20
+LAUNCHERS = ("single", "spawn", "torchrun", "mpirun", "slurm")
 STRATEGIES = ("single", "ddp", "flat", "naive", "dp", "fsdp", "local-sgd", "diloco")
 
 
@@ -84,7 +85,10 @@ class Slurm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where it is computed: launcher, hosts x ranks x threads, device, backend, strategy, micro batch."""
 
-    launcher: Literal["auto", "single", "spawn", "torchrun", "mpirun", "slurm"] = "auto"
+    launcher: Annotated[
+        str, Meta(extra_json_schema={"anyOf": [{"enum": ["auto", *LAUNCHERS]}, {"type": "string"}]})
+    ] = "auto"
+    """single, spawn, torchrun, mpirun, slurm, or your own as path/to/file.py:starts (docs/extending.md)."""
     hosts: Ranks = 1
     """A number, or "emulated:N" for N hosts made of network namespaces on this machine (docs/emulated-hosts.md)."""
     emulated: bool = False

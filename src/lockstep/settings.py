@@ -41,6 +41,12 @@ def all_keys() -> list[str]:
     return [key for key in keys if key not in (*_OWNERS, _OPEN)] + inner
 
 
+def is_key(key: str) -> bool:
+    """Whether `key=value` takes this key; any argument of a model is one."""
+    table, dot, inner = key.partition(".")
+    return key in all_keys() or (table == _OPEN and bool(dot and inner))
+
+
 def load(
     files: Iterable[Path], words: Iterable[str], base: Mapping[str, Any] | None = None
 ) -> tuple[Recipe, Placement]:
@@ -142,7 +148,7 @@ def _merge(content: Tree, recipe: Tree, placement: Tree, prefix: str) -> None:
                         f"unknown key '{inner}' in [placement]: it is a recipe key, and stands above that table"
                     )
                 if inner not in _PLACEMENT_KEYS:
-                    raise InputError(_unknown(inner))
+                    raise InputError(unknown_key(inner))
                 _put(inner, inner_value, recipe, placement)
         elif isinstance(value, dict):
             _merge(value, recipe, placement, prefix=f"{prefix}{key}.")
@@ -155,7 +161,7 @@ def _put(key: str, value: Any, recipe: Tree, placement: Tree) -> None:
     table, dot, inner = key.partition(".")
     if dot and table in (*_OWNERS, _OPEN) and "." not in inner:
         if table != _OPEN and inner not in _OWNERS[table].__struct_fields__:
-            raise InputError(_unknown(key))
+            raise InputError(unknown_key(key))
         (placement if table in _PLACEMENT_KEYS else recipe).setdefault(table, {})[inner] = value
     elif key in (*_OWNERS, _OPEN):
         part = "NAME" if key == _OPEN else _OWNERS[key].__struct_fields__[0]
@@ -168,7 +174,7 @@ def _put(key: str, value: Any, recipe: Tree, placement: Tree) -> None:
     elif key in _PLACEMENT_KEYS:
         placement[key] = value
     else:
-        raise InputError(_unknown(key))
+        raise InputError(unknown_key(key))
 
 
 # People also leave out a table's name (lr) or write the common short name (batch).
@@ -189,8 +195,9 @@ _ALIASES = {
 _ALIKE = 0.72
 
 
-def _unknown(key: str) -> str:
-    keys = all_keys()
+def unknown_key(key: str, known: list[str] | None = None) -> str:
+    """What to say of a key that is not one, with the one that was probably meant."""
+    keys = known or all_keys()
     by_last_part = {name.rpartition(".")[2]: name for name in keys}
     near = (
         _ALIASES.get(key)

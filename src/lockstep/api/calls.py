@@ -124,10 +124,10 @@ def explain(
     >>> import lockstep
     >>> lockstep.explain("last", measure=True)  # doctest: +SKIP
     """
-    from lockstep.explain import ANALYZERS
+    from lockstep.explain import analyzers
     from lockstep.explain.asked import asked, measure_beside
 
-    known = [each.name for each in ANALYZERS]
+    known = [each.name for each in analyzers()]
     if unknown := [question for question in questions if question not in known]:
         raise InputError(f"questions: there is no '{unknown[0]}'; there are {', '.join(known)}")
     if measure and not 1 <= seconds <= 600:

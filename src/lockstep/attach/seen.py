@@ -12,7 +12,7 @@ import numpy as np
 from lockstep.inside.layout import ASIDES, ASIDES_FILE
 from lockstep.measure.phases import common
 from lockstep.measure.records import read_steps
-from lockstep.placement import Placement
+from lockstep.placement import LAUNCHERS, Placement
 from lockstep.run import Run, Spec, write_atomic
 
 VERSIONS = ("python", "torch", "numpy")
@@ -94,7 +94,8 @@ def _state_placement(run: Run, facts: dict[int, dict[str, Any]]) -> Spec:
 
 def _allowed(key: str, value: Any, otherwise: Any) -> Any:
     """A value that a placement can have."""
-    return value if value in get_args(get_type_hints(Placement)[key]) else otherwise
+    known = LAUNCHERS if key == "launcher" else get_args(get_type_hints(Placement)[key])
+    return value if value in known else otherwise
 
 
 def _asides(folder: Path) -> tuple[int, int]:

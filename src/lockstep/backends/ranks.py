@@ -35,6 +35,10 @@ TABLES: dict[str, tuple[tuple[str, str, str, str], ...]] = {
 }
 
 
+# A launcher of the user's own may start ranks by any of them; what it sets itself comes first.
+ANY = (OURS, TORCHRUN, OPEN_MPI, MPICH, SRUN)
+
+
 def environment_for(rank: Rank) -> dict[str, str]:
     """The variables that we set for a rank that we start ourselves."""
     values = (rank.rank, rank.world, rank.local_rank, rank.local_world)
@@ -44,7 +48,7 @@ def environment_for(rank: Rank) -> dict[str, str]:
 def detect(placement: Placement, environment: Mapping[str, str] = os.environ) -> Rank:
     """This worker's rank; a world of another size than planned would compute something else, so it is refused."""
     by_torchrun = placement.launcher == "slurm" and placement.slurm.ranks_by == "torchrun"
-    tables = (TORCHRUN,) if by_torchrun else TABLES[placement.launcher]
+    tables = (TORCHRUN,) if by_torchrun else TABLES.get(placement.launcher, ANY)
     for names in tables:
         if all(name in environment for name in names):
             rank = Rank(*(int(environment[name]) for name in names))

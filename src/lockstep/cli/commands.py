@@ -45,7 +45,7 @@ COMMANDS = {
     "dashboard": "Watch runs and studies in the browser, live.",
     "quantize": "Turn a finished run's model into 8-bit integers; test, write and measure it.",
     "kernels": "Compile the fused convolution kernels, and measure them against PyTorch's own.",
-    "export": "Write runs for other tools: CSV, JSON, Parquet, MLflow, TensorBoard, Perfetto.",
+    "export": "Write runs for other tools: CSV, JSON, Parquet, MLflow, TensorBoard, W&B, trackio, Perfetto.",
     "schema": "Print the JSON Schema of recipe and study files, for editors.",
     "completion": "Print the shell completion script.",
 }

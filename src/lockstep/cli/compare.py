@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lockstep.cli.options import json_option, runs_option
+from lockstep.cli.options import complete_run, json_option, runs_option
 from lockstep.cli.output import console, next_step, place, print_json
 from lockstep.errors import InputError
 from lockstep.run import Run, runs_root
@@ -28,7 +28,7 @@ Runs that differ in nothing but the seed are repeats of one cell.
 
 
 @click.command("compare", epilog=EPILOG)
-@click.argument("names", nargs=-1, required=True, metavar="RUN|STUDY...")
+@click.argument("names", nargs=-1, required=True, metavar="RUN|STUDY...", shell_complete=complete_run)
 @click.option(
     "--baseline", help="The cell that the others are compared with, by its name in the table (default: the first)."
 )
@@ -48,7 +48,7 @@ def command(names: tuple[str, ...], baseline: str | None, runs: Path | None, as_
         )
     subjects = [of_study(study) for study in found]
     if not found:
-        chosen = [Run.find(name, runs_root(runs)) for name in others if may_be_a_run(name)]
+        chosen = [run for name in others if may_be_a_run(name) for run in Run.find_all(name, runs_root(runs))]
         subjects = [of_runs(chosen, baseline, compared=True)]
     if as_json:
         documents = [subject.comparison for subject in subjects]

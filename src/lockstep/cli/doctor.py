@@ -48,6 +48,7 @@ def command(runs: Path | None, as_json: bool) -> None:
         "backends": _backends(),
         "launchers": _launchers(),
         "data": _data(),
+        "packages": _packages(),
         "runs": _folders(runs),
     }
     if as_json:
@@ -177,6 +178,20 @@ def _data() -> Iterator[Finding]:
             yield Finding("ok", f"{entry.name}: made on first use, no network needed")
         else:
             yield Finding("missing", entry.name, f"lockstep data fetch {entry.name}")
+
+
+def _packages() -> Iterator[Finding]:
+    """What other packages offer, each tried."""
+    from lockstep.errors import InputError
+    from lockstep.offered import GROUPS, offers
+
+    for offer in (offer for kind in GROUPS for offer in offers(kind)):
+        try:
+            offer.load()
+        except InputError as error:
+            yield Finding("problem", str(error), f"update {offer.package}, or remove it")
+        else:
+            yield Finding("ok", f"{offer.kind} {offer.name}, of the package {offer.package}")
 
 
 def _folders(runs: Path | None) -> Iterator[Finding]:

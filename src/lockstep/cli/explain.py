@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from lockstep.cli.options import json_option, real, runs_option
+from lockstep.cli.options import complete_run, json_option, real, runs_option
 from lockstep.cli.output import console, next_step, note, place, print_json
 
 if TYPE_CHECKING:
@@ -28,6 +28,19 @@ QUESTIONS = (
     "recommendation",
 )
 
+
+class Question(click.Choice[str]):
+    """Ours, or one that another package's analyzer answers: what is installed is looked through only for a word that is not ours."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in self.choices:
+            from lockstep.offered import names
+
+            if value in names("analyzer"):
+                return value
+        return super().convert(value, param, ctx)
+
+
 EPILOG = """\b
 Examples:
   lockstep explain last                       the newest run, from what it recorded
@@ -42,14 +55,14 @@ Findings come with the costliest first. docs/explain.md says how each number com
 
 
 @click.command("explain", epilog=EPILOG)
-@click.argument("name", default="last", metavar="RUN|STUDY")
+@click.argument("name", default="last", metavar="RUN|STUDY", shell_complete=complete_run)
 @click.option(
     "--measure",
     is_flag=True,
     help="Start the run's ranks again for a few seconds, to measure what its records cannot tell.",
 )
 @click.option(
-    "-q", "--question", "questions", multiple=True, type=click.Choice(QUESTIONS), help="Only this one; can be repeated."
+    "-q", "--question", "questions", multiple=True, type=Question(QUESTIONS), help="Only this one; can be repeated."
 )
 @click.option("--accuracy", "target", type=real(0, 1), help="The accuracy that the recommendation is for, 0 to 1.")
 @click.option("--seconds", default=12.0, type=real(1, 600), help="How long to measure.")
@@ -92,7 +105,7 @@ def command(
 
 
 def _document(found: Explained) -> dict[str, Any]:
-    from lockstep.explain import ANALYZERS
+    from lockstep.explain import analyzers
 
     return {
         "run": found.evidence.run.id,
@@ -100,7 +113,7 @@ def _document(found: Explained) -> dict[str, Any]:
         "plan": found.evidence.spec.plan.line(),
         "measured": bool(found.evidence.ways),
         "findings": [msgspec.to_builtins(each) for each in found.findings],
-        "definitions": {each.name: each.definition for each in ANALYZERS},
+        "definitions": {each.name: each.definition for each in analyzers()},
     }
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lockstep.cli.options import runs_option
+from lockstep.cli.options import complete_run, runs_option
 from lockstep.cli.output import check_output, note, writing
 from lockstep.errors import InputError
 from lockstep.run import Run, runs_root
@@ -16,7 +16,7 @@ from lockstep.units import counted
 if TYPE_CHECKING:
     from lockstep.export.facts import Chosen
 
-FOLDERS = ("mlflow", "tensorboard", "hta")
+FOLDERS = ("mlflow", "tensorboard", "wandb", "trackio", "hta")
 # The timeline of one run (docs/timeline.md).
 TIMELINES = ("perfetto", "hta")
 
@@ -27,6 +27,7 @@ Examples:
   lockstep export last --what steps -o steps.parquet    every step of every rank
   lockstep export batch-size --format mlflow -o tracked       then: mlflow ui --backend-store-uri …
   lockstep export batch-size --format tensorboard -o board    then: tensorboard --logdir board
+  lockstep export batch-size --format wandb -o offline        then: wandb sync …; also trackio
   lockstep export last --format perfetto -o trace.json     the timeline of a run with --trace
 
 \b
@@ -35,13 +36,13 @@ For its curves alone TensorBoard needs no export: tensorboard --logdir runs
 
 
 @click.command("export", epilog=EPILOG)
-@click.argument("names", nargs=-1, required=True, metavar="RUN|STUDY...")
+@click.argument("names", nargs=-1, required=True, metavar="RUN|STUDY...", shell_complete=complete_run)
 @click.option(
     "-o",
     "--output",
     required=True,
     type=click.Path(path_type=Path),
-    help="The file to write; for mlflow, tensorboard and hta, the folder.",
+    help="The file to write; for mlflow, tensorboard, wandb, trackio and hta, the folder.",
 )
 @click.option(
     "--what", type=click.Choice(["runs", "epochs", "steps", "logged"]), default="runs", help="A row for each …"
@@ -72,7 +73,7 @@ def command(names: tuple[str, ...], output: Path, what: str, form: str | None, r
             cells = of_study(study, study.read())
             found += [Chosen(one.run, study.name, cell.name) for cell in cells for one in cell.samples if one.own]
         else:
-            found.append(Chosen(Run.find(name, runs_root(runs))))
+            found += [Chosen(run) for run in Run.find_all(name, runs_root(runs))]
     with writing(output):
         if table in writers.WRITERS:
             rows = TABLES[what]([one.run for one in found])
@@ -84,13 +85,14 @@ def command(names: tuple[str, ...], output: Path, what: str, form: str | None, r
 
 def _write_store(form: str, found: list[Chosen], output: Path) -> str:
     """What another tool opens; returns how to open it."""
-    from lockstep.export import mlflow, perfetto, tensorboard
+    from lockstep.export import mlflow, perfetto, tensorboard, trackio, wandb
 
     given = click.get_current_context().get_parameter_source("what")
     if given is click.core.ParameterSource.COMMANDLINE:
         raise InputError(f"--what chooses the rows of a table, and --format {form} writes none: leave it out")
     if form not in TIMELINES:
-        return {"mlflow": mlflow.write, "tensorboard": tensorboard.write}[form](found, output)
+        trackers = {"mlflow": mlflow, "tensorboard": tensorboard, "wandb": wandb, "trackio": trackio}
+        return str(trackers[form].write(found, output))
     if len(found) != 1:
         raise InputError(f"--format {form}: a timeline is of one run, and these are {len(found)}; name one")
     return {"perfetto": perfetto.write, "hta": perfetto.write_for_hta}[form](found[0].run, output)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -10,6 +11,7 @@ from lockstep.cli.importing import import_torch
 from lockstep.cli.options import json_option
 from lockstep.cli.output import next_step, note, print_json, print_records
 from lockstep.errors import InputError
+from lockstep.offered import offers
 from lockstep.recipes import REPORTS
 
 EPILOG = """\b
@@ -33,8 +35,10 @@ def command(own: tuple[str, ...], shape: str | None, as_json: bool) -> None:
     if not as_json:
         note("counting parameters and FLOPs (torch takes two seconds to start) …")
     import_torch()
-    rows = [_facts(name, info.shape, info.about) for name, info in CATALOGUE.items()] if not own else []
-    rows += [_facts(name, size, "your own") for name in own]
+    rows = [_facts(name, size, "your own") for name in own]
+    if not own:
+        rows += [_facts(name, info.shape, info.about) for name, info in CATALOGUE.items()]
+        rows += list(_offered(size))
     if as_json:
         print_json(rows)
         return
@@ -56,6 +60,15 @@ def command(own: tuple[str, ...], shape: str | None, as_json: bool) -> None:
         if own
         else "lockstep run model=cifar-vgg data=cifar10 max_steps=50"
     )
+
+
+def _offered(shape: tuple[int, ...] | None) -> Iterator[dict[str, Any]]:
+    """Models that other packages offer; one that cannot be built is told, and the others are listed."""
+    for offer in offers("model"):
+        try:
+            yield {**_facts(offer.spec, shape, f"of the package {offer.package}"), "name": offer.name}
+        except InputError as error:
+            note(f"{offer.why}: {error}")
 
 
 def _facts(name: str, shape: tuple[int, ...] | None, about: str) -> dict[str, Any]:

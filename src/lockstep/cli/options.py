@@ -88,4 +88,29 @@ def complete_key(ctx: click.Context, param: click.Parameter, incomplete: str) ->
     return keys or [CompletionItem(incomplete, type="file")]
 
 
+def complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+    """Shell completion of runs: their ids, their tags, and 'last'; folders otherwise."""
+    from click.shell_completion import CompletionItem
+
+    from lockstep.run import run_folders, runs_root, tags_of
+
+    folders = run_folders(runs_root(ctx.params.get("runs")))
+    names = ["last", *dict.fromkeys(tag for folder in folders for tag in tags_of(folder)), *(f.name for f in folders)]
+    found = [CompletionItem(name) for name in names if name.startswith(incomplete)]
+    return found or [CompletionItem(incomplete, type="file")]
+
+
+def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+    """Shell completion of runs, and of the keys of conditions on them."""
+    from click.shell_completion import CompletionItem
+
+    from lockstep.cli.conditions import known_keys
+
+    keys = [
+        CompletionItem(f"{key}=", type="nospace") for key in known_keys() if incomplete and key.startswith(incomplete)
+    ]
+    runs = complete_run(ctx, param, incomplete)
+    return [*keys, *(item for item in runs if not keys or item.type == "plain")]
+
+
 words_argument = click.argument("words", nargs=-1, metavar="[RECIPE.toml] [KEY=VALUE]...", shell_complete=complete_key)

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from lockstep.cli.importing import import_torch
-from lockstep.cli.options import data_root_option, json_option, runs_option, whole
+from lockstep.cli.options import complete_run, data_root_option, json_option, runs_option, whole
 from lockstep.cli.output import console, next_step, note, print_json, print_table, styled
 from lockstep.deploy import tables
 from lockstep.run import Run, runs_root
@@ -42,7 +42,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> list[int
 
 
 @click.command("quantize", epilog=EPILOG)
-@click.argument("run", default="last")
+@click.argument("run", default="last", shell_complete=complete_run)
 @click.option("--method", type=click.Choice(["dynamic", "static", "qat"]), default="static")
 @click.option("--engine", default="onednn", help="Whose integer kernels to test on.")
 @click.option(

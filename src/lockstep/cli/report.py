@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
-from lockstep.cli.options import runs_option
+from lockstep.cli.options import complete_run, runs_option
 from lockstep.cli.output import check_output, next_step, note, writing
 from lockstep.errors import InputError
+from lockstep.reading import is_dir
 from lockstep.units import counted
 
 if TYPE_CHECKING:
     from lockstep.report.views import Report
 
-FILES = ("html", "md", "json")
+FILES = ("html", "md", "tex", "json")
+# Those with pictures and tables in a folder beside them.
+PAPERS = ("md", "tex")
 FOLDERS = ("csv", "svg", "png")
 
 EPILOG = """\b
@@ -26,7 +28,8 @@ Examples:
   lockstep report batch-size -o batch-size.html     a study
   lockstep report runs/2026* -o compared.html       runs beside each other
   lockstep report runs/races/mine                   a race
-  lockstep report batch-size -o tables.md           findings and tables as Markdown
+  lockstep report batch-size -o paper.md            as Markdown; its plots are beside it, in paper-files
+  lockstep report batch-size --format tex -o paper/ as LaTeX: report.tex, and tables and figures to \\input
   lockstep report batch-size --format svg -o plots  every plot as a file (also png, csv)
 
 \b
@@ -35,19 +38,19 @@ The page needs no network and no server. docs/report.md says how to read it.
 
 
 @click.command("report", epilog=EPILOG)
-@click.argument("names", nargs=-1, required=True, metavar="RUN|STUDY|RACE...")
+@click.argument("names", nargs=-1, required=True, metavar="RUN|STUDY|RACE...", shell_complete=complete_run)
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
-    default=Path("report.html"),
-    help="The file to write; for csv, svg and png, the folder.",
+    type=click.Path(),
+    default="report.html",
+    help="The file to write (with md and tex also a folder for it); for csv, svg and png, the folder.",
 )
 @click.option(
     "--format", "form", type=click.Choice([*FILES, *FOLDERS]), help="By default, what the file's ending says."
 )
 @runs_option
-def command(names: tuple[str, ...], output: Path, form: str | None, runs: Path | None) -> None:
+def command(names: tuple[str, ...], output: str, form: str | None, runs: Path | None) -> None:
     """Make one page of runs or studies: findings, curves, where the time went, comparison, how to do it again."""
     from lockstep.report.document import of_parts, part
     from lockstep.report.race import race_part
@@ -55,34 +58,41 @@ def command(names: tuple[str, ...], output: Path, form: str | None, runs: Path |
     from lockstep.turns.folder import RaceFolder
 
     given = click.get_current_context().get_parameter_source("output") is click.core.ParameterSource.COMMANDLINE
-    chosen = form or {"htm": "html", "markdown": "md"}.get(ending := output.suffix.removeprefix("."), ending)
+    place = Path(output)
+    chosen = form or {"htm": "html", "markdown": "md"}.get(ending := place.suffix.removeprefix("."), ending)
     if not given and form and form != "html":
         raise InputError(f"--format {form} needs -o: {'a folder' if form in FOLDERS else 'a file'} to write")
     if chosen not in (*FILES, *FOLDERS) or (not form and chosen in FOLDERS):
-        raise InputError(f"-o {output}: its ending says no format; name it .html, .md or .json, or add --format")
-    check_output(output, chosen in FOLDERS)
+        raise InputError(f"-o {output}: its ending says no format; name it .html, .md, .tex or .json, or add --format")
+    in_folder = chosen in PAPERS and (output.endswith("/") or is_dir(place))
+    check_output(place, in_folder or chosen in FOLDERS)
     races = {name: race for name in names if name != "last" and (race := RaceFolder.find(name, runs))}
     others = tuple(name for name in names if name not in races)
     parts = [race_part(race.read(), race.windows(), race.path.name) for race in races.values()]
     document = of_parts(parts + [part(subject) for subject in (of_names(others, runs) if others else [])])
-    with writing(output):
-        note((_write_folder if chosen in FOLDERS else _write_file)(document, output, chosen))
+    with writing(place):
+        if in_folder:
+            place.mkdir(exist_ok=True)
+            place /= f"report.{chosen}"
+        note((_write_folder if chosen in FOLDERS else _write_file)(document, place, chosen))
     if chosen == "html":
-        next_step(f"open {output} in a browser: it needs no network")
+        next_step(f"open {place} in a browser: it needs no network")
 
 
 def _write_file(document: Report, output: Path, form: str) -> str:
-
     from lockstep.files import write_atomically
+    from lockstep.report import paper
     from lockstep.report.html import page
-    from lockstep.report.markdown import markdown
 
-    makers: dict[str, Callable[[Report], str]] = {
-        "html": page,
-        "md": markdown,
-        "json": lambda found: msgspec.json.format(msgspec.json.encode(found), indent=1).decode() + "\n",
-    }
-    data = makers[form](document).encode()
+    if form in PAPERS:
+        beside = paper.write(document, output, form)
+        return f"{output}, with {counted(beside, 'file')} beside it"
+    text = (
+        page(document)
+        if form == "html"
+        else msgspec.json.format(msgspec.json.encode(document), indent=1).decode() + "\n"
+    )
+    data = text.encode()
     # Whole or not at all: a page that is open may be reloaded at any moment.
     write_atomically(output, data)
     return f"{output}: {len(data) / 1e3:,.0f} kB"

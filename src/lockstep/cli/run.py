@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from lockstep.cli.options import (
+    complete_run,
     data_root_option,
     json_option,
     read_words,
@@ -60,7 +61,12 @@ docs/recipes.md and docs/placements.md say what each means.
 @click.option("--checkpoint-every", type=whole(1), help="Keep a checkpoint every N epochs.")
 @click.option("--checkpoint-steps", type=whole(1), help="Keep a checkpoint every N steps, too.")
 @click.option("--keep", "keep_checkpoints", type=whole(1), default=2, help="How many.")
-@click.option("--resume", metavar="RUN", help="Go on from the last checkpoint of a run, in a folder of its own.")
+@click.option(
+    "--resume",
+    metavar="RUN",
+    shell_complete=complete_run,
+    help="Go on from the last checkpoint of a run, in a folder of its own.",
+)
 @click.option("--trace", type=click.IntRange(1, 1000), help="Keep the timeline of N steps after warm-up.")
 @click.option("--profile", type=click.IntRange(1, 100), help="Run torch's profiler over N steps: a table of operators.")
 @click.option("--host-index", type=whole(0, 100_000), help="With hosts=N: which of them this one is, 0 to N-1.")

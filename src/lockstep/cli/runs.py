@@ -1,62 +1,237 @@
-"""`lockstep runs`: the list of runs."""
+"""`lockstep runs`: the list of runs; some of them by conditions, with tags, or deleted."""
 
 from __future__ import annotations
 
+import sys
 import time
+from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from lockstep import index
-from lockstep.cli.options import json_option, runs_option
+from lockstep.cli.options import complete_runs, json_option, runs_option
 from lockstep.cli.output import note, print_json, print_table
-from lockstep.run import runs_root
-from lockstep.units import clock
+from lockstep.errors import InputError
+from lockstep.index import Row
+from lockstep.run import Run, check_tag, delete, runs_root, size_of, sweep, why_kept, write_tags, writing
+from lockstep.units import clock, counted, text
+
+if TYPE_CHECKING:
+    from lockstep.study.folder import StudyFolder
 
 FIGURES = ("train_seconds", "images_per_second")
+NEWEST = 20
 
 EPILOG = """\b
 Examples:
-  lockstep runs
-  lockstep runs --all --json
+  lockstep runs                                     the newest, a study's runs as one line
+  lockstep runs --each                              … or a line for each of them
+  lockstep runs batch-size                          the runs of a study
+  lockstep runs optimizer.name=adam ranks=2 'accuracy>0.9'
+  lockstep runs last --tag baseline                 then: lockstep show baseline, lockstep compare baseline last
+  lockstep runs state=failed --delete               after a question; --yes asks none
+
+\b
+A condition is KEY=VALUE, also with != > >= < <= (in quotes, for the shell). KEY is any key of a recipe or
+a placement, a figure (accuracy, seconds, images_per_second, memory, test_loss, …), state, study, cell or tag.
 """
 
 
 @click.command("runs", epilog=EPILOG)
+@click.argument("words", nargs=-1, metavar="[RUN|STUDY|KEY=VALUE]...", shell_complete=complete_runs)
 @runs_option
-@click.option("--all", "everything", is_flag=True, help="All of them, not only the newest 20.")
+@click.option("--each", is_flag=True, help="A line for each run of a study, too.")
+@click.option("--all", "everything", is_flag=True, help=f"All of them, not only the newest {NEWEST} lines.")
+@click.option("--tag", metavar="NAME", help="Give these runs a name, which other commands take too.")
+@click.option("--untag", metavar="NAME", help="Take a tag from these runs.")
+@click.option("--delete", "deletes", is_flag=True, help="Delete these runs, after a question.")
+@click.option("--yes", is_flag=True, help="With --delete: ask nothing.")
 @json_option
-def command(runs: Path | None, everything: bool, as_json: bool) -> None:
-    """List the runs, newest last."""
+def command(
+    words: tuple[str, ...],
+    runs: Path | None,
+    each: bool,
+    everything: bool,
+    tag: str | None,
+    untag: str | None,
+    deletes: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """List the runs, newest last: all of them, or those that are named or fulfil conditions. Tag or delete these."""
     root = runs_root(runs)
+    does = [
+        option
+        for option, given in (("--tag", tag is not None), ("--untag", untag is not None), ("--delete", deletes))
+        if given
+    ]
+    if len(does) > 1:
+        raise InputError(f"{does[0]} and {does[1]}: do one of them at a time")
+    if does and not words:
+        raise InputError(f"{does[0]}: say which runs, by name or by conditions: lockstep runs state=failed {does[0]} …")
+    if yes and not deletes:
+        raise InputError("--yes has no effect without --delete: leave it out")
     found = index.rows(root)
-    if as_json:
+    if words:
+        from lockstep.cli.conditions import chosen
+
+        found = chosen(words, root, found)
+        if not found:
+            if as_json and not does:
+                print_json(found)
+            else:
+                note(f"no run in {root} fits {' '.join(words)}")
+            return
+    if tag is not None or untag is not None:
+        _tag(found, root, tag, untag)
+    elif deletes:
+        _delete(found, root, yes, as_json)
+    elif as_json:
         print_json(found)
-        return
+    elif not found:
+        note(f"no runs in {root}: start one with 'lockstep run', or name another folder with --runs")
+    else:
+        _print(found, each or bool(words), everything)
+
+
+# ---------------------------------------------------------------- the list
+
+
+def _print(found: list[Row], each: bool, everything: bool) -> None:
+    lines = [[row] for row in found] if each else _grouped(found)
+    shown = lines if everything else lines[-NEWEST:]
+    rows = [row for line in shown for row in line]
     from lockstep.metrics import RECORDED
 
-    shown = found if everything else found[-20:]
     # What a regression has instead of an accuracy.
-    other = any(row["test_accuracy"] is None and row["test_loss"] is not None for row in shown)
+    other = any(row["test_accuracy"] is None and row["test_loss"] is not None for row in rows)
     figures = ("test_accuracy", *(["test_loss"] if other else []), *FIGURES)
-    if not found:
-        note(f"no runs in {root}: start one with 'lockstep run', or name another folder with --runs")
-        return
+    extra = [key for key in ("tags", "study") if any(row[key] for row in rows) and (each or key == "tags")]
     print_table(
-        ["id", "state", "ranks", "batch", "epochs", *(RECORDED[name].heading for name in figures), "age"],
+        ["id", "state", "ranks", "batch", "epochs", *(RECORDED[name].heading for name in figures), "age", *extra],
         [
             [
-                row["id"],
-                row["state"],
-                str(row["ranks"]),
-                *("–" if row[name] is None else str(row[name]) for name in ("global_batch", "epochs")),
-                *(RECORDED[name].text(row[name]) for name in figures),
-                clock(max(0.0, time.time() - row["created"])),
+                line[0]["id"] if _alone(line, each) else f"study {line[0]['study']}: {counted(len(line), 'run')}",
+                _states(line),
+                *(_range(line, name) for name in ("ranks", "global_batch", "epochs")),
+                *(RECORDED[name].text(line[0][name]) if _alone(line, each) else "" for name in figures),
+                clock(max(0.0, time.time() - line[-1]["created"])),
+                *(_names(line, key) for key in extra),
             ]
-            for row in shown
+            for line in shown
         ],
         right=tuple(range(2, 6 + len(figures))),
-        spare=(4, 3, 2),
+        spare=(*range(6 + len(figures), 6 + len(figures) + len(extra)), 4, 3, 2),
     )
-    if len(shown) < len(found):
-        note(f"the newest {len(shown)} of {len(found)}; --all lists every one")
+    if len(shown) < len(lines):
+        note(f"the newest {len(shown)} of {len(lines)}; --all lists every one")
+    if studies := [line[0]["study"] for line in shown if not _alone(line, each)]:
+        note(f"'lockstep study show {studies[-1]}' compares a study's runs, 'lockstep runs {studies[-1]}' lists them")
+
+
+def _grouped(found: list[Row]) -> list[list[Row]]:
+    """Runs as lines: one for all runs of a study, where its newest one stands."""
+    lines: dict[tuple[str, str], list[Row]] = {}
+    for row in found:
+        key = ("study", row["study"]) if row["study"] else ("run", row["id"])
+        lines[key] = [*lines.pop(key, []), row]
+    return list(lines.values())
+
+
+def _alone(line: list[Row], each: bool) -> bool:
+    return each or not line[0]["study"]
+
+
+def _states(line: list[Row]) -> str:
+    if len(line) == 1:
+        return str(line[0]["state"])
+    counts = Counter(row["state"] for row in line)
+    return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{n} {state}" for state, n in counts.most_common())
+
+
+def _range(line: list[Row], key: str) -> str:
+    values = sorted({row[key] for row in line if row[key] is not None})
+    return "–" if not values else str(values[0]) if len(values) == 1 else f"{values[0]}…{values[-1]}"
+
+
+def _names(line: list[Row], key: str) -> str:
+    return ", ".join(
+        dict.fromkeys(name for row in line for name in (row["tags"] if key == "tags" else [row[key] or ""]))
+    )
+
+
+# ---------------------------------------------------------------- tags
+
+
+def _tag(found: list[Row], root: Path, tag: str | None, untag: str | None) -> None:
+    if tag is not None:
+        from lockstep.study.folder import list_studies
+
+        check_tag(tag)
+        if any(study.name == tag for study in list_studies(root)) or Run(root / tag).folder.is_dir():
+            raise InputError(f"--tag {tag}: a run or a study is called that already: choose another")
+    for row in found:
+        run = Run(root / row["id"])
+        with writing(run.folder):
+            write_tags(run.folder, [*run.tags, tag] if tag else [name for name in run.tags if name != untag])
+    what = counted(len(found), "run")
+    one = "show" if len(found) == 1 else "runs"
+    note(f"{what} tagged {tag}: lockstep {one} {tag}" if tag else f"{what} without the tag {untag}")
+
+
+# ---------------------------------------------------------------- deleting
+
+
+def _delete(found: list[Row], root: Path, yes: bool, as_json: bool) -> None:
+    if not yes and not sys.stdin.isatty():
+        raise InputError("--delete asks, and nobody can answer here: add --yes")
+    going: list[Run] = []
+    for run in (Run(root / row["id"]) for row in found):
+        if why := why_kept(run, root):
+            note(f"{run.id} stays: {why}")
+        else:
+            going.append(run)
+    if not going:
+        raise InputError("--delete: nothing is deleted")
+    names = {run.id for run in going}
+    if not yes:
+        _print([row for row in found if row["id"] in names], each=True, everything=True)
+    concerned = _concerned(names, root)
+    for study, count in concerned:
+        note(
+            f"study '{study.name}' loses {counted(count, 'run')}: 'lockstep study run {study.name}' would train anew, "
+            f"'lockstep study pack {study.name}' keeps it as it is"
+        )
+    what = f"{counted(len(going), 'run')}, {text(sum(size_of(run.folder) for run in going), 'bytes')}"
+    if not yes and not click.confirm(f"Delete {what}, for good?", err=True):
+        note("nothing is deleted")
+        return
+    with ExitStack() as stack:
+        for study, _ in concerned:  # one that is being run may be about to read them
+            stack.enter_context(study.held())
+        sweep(root)
+        for run in going:
+            delete(run, root)
+    if as_json:
+        print_json({"deleted": [run.id for run in going]})
+    note(f"deleted {what}")
+
+
+def _concerned(names: set[str], root: Path) -> list[tuple[StudyFolder, int]]:
+    """The studies that have started these runs, each with how many."""
+    from lockstep.reading import Damaged
+    from lockstep.study.folder import list_studies
+
+    found = []
+    for study in list_studies(root):
+        try:
+            own = {name for started in study.started().values() for name in started}
+        except Damaged as error:
+            note(f"whether these are runs of study '{study.name}' is not known: {error}")
+            continue
+        if count := len(own & names):
+            found.append((study, count))
+    return found

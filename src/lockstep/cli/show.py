@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from lockstep import shapes
-from lockstep.cli.options import json_option, plot_option, runs_option
+from lockstep.cli.options import complete_run, json_option, plot_option, runs_option
 from lockstep.cli.output import console, next_step, place, print_json, print_table, styled
 from lockstep.errors import InputError
 from lockstep.reading import Damaged, read_record
@@ -28,14 +28,14 @@ Examples:
 
 
 @click.command("show", epilog=EPILOG)
-@click.argument("run", default="last")
+@click.argument("run", default="last", shell_complete=complete_run)
 @runs_option
 @click.option("--ranks", is_flag=True, help="Show every rank by itself.")
 @click.option("--operators", is_flag=True, help="Show the operators of the first rank that torch's profiler saw.")
 @plot_option
 @json_option
 def command(run: str, runs: Path | None, ranks: bool, operators: bool, plot: bool, as_json: bool) -> None:
-    """Show one run (an id, its beginning or end, a folder, 'last' or 'last~1')."""
+    """Show one run (an id, its beginning or end, a tag, a folder, 'last' or 'last~1')."""
     found = Run.find(run, runs_root(runs))
     if operators:
         _operators(found, as_json)

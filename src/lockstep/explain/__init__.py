@@ -5,8 +5,12 @@ May import study/, verify/ and what is below them. Its door is `explain`, with t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import msgspec
 from msgspec.structs import replace
 
+from lockstep.errors import InputError
 from lockstep.explain import (
     accuracy,
     attached,
@@ -22,6 +26,8 @@ from lockstep.explain import (
 )
 from lockstep.explain.evidence import Evidence
 from lockstep.explain.finding import Analyzer, Finding
+from lockstep.offered import Offer, offers
+from lockstep.plugins import one_line
 
 ANALYZERS = (
     Analyzer(
@@ -93,9 +99,32 @@ ANALYZERS = (
 )
 
 
+def analyzers() -> tuple[Analyzer, ...]:
+    """Ours, and those that other packages offer (docs/extending.md)."""
+    ours = {each.name for each in ANALYZERS}
+    return (*ANALYZERS, *(_offered(offer) for offer in offers("analyzer") if offer.name not in ours))
+
+
+def _offered(offer: Offer) -> Analyzer:
+    """An analyzer of another package. Where it fails, that is what it found: the others still have their say."""
+
+    def answer(evidence: Evidence) -> Iterator[Finding]:
+        try:
+            found = offer.load()()
+            if not isinstance(found, Analyzer):
+                raise InputError(f"{offer.why}: expected a function that returns a lockstep.explain.finding.Analyzer")
+            # Whether they can be written down shows now, not where they are written.
+            yield from msgspec.convert(msgspec.to_builtins(list(found.answer(evidence))), list[Finding])
+        except Exception as error:  # another package's code may raise anything
+            why = str(error) if isinstance(error, InputError) else f"{offer.why}: {one_line(error)}"
+            yield Finding(verdict=f"the analyzer '{offer.name}' failed", why=why, next=f"update {offer.package}")
+
+    return Analyzer(offer.name, f"What does '{offer.name}' say?", f"By the package {offer.package}.", answer)
+
+
 def explain(evidence: Evidence, questions: tuple[str, ...] = ()) -> list[Finding]:
     """All findings: what changes what is learned, what inflates the others, then the costliest first; among those that cost nothing, in the
     order of the questions."""
-    chosen = [each for each in ANALYZERS if not questions or each.name in questions]
+    chosen = [each for each in analyzers() if not questions or each.name in questions]
     found = [replace(finding, question=each.name) for each in chosen for finding in each.answer(evidence)]
     return sorted(found, key=lambda finding: (not finding.wrong, not finding.inflates, -finding.cost))

@@ -16,6 +16,7 @@ from typing import Any
 
 from lockstep.errors import InputError, first_line
 from lockstep.export.facts import Chosen, Facts, Point, facts
+from lockstep.units import counted
 
 DATABASE = "mlflow.db"
 NO_STUDY = "lockstep"
@@ -42,7 +43,7 @@ def write(chosen: Sequence[Chosen], folder: Path) -> str:
                 _run(mlflow, client, experiments[one.study or NO_STUDY], facts(one))
         except (mlflow.MlflowException, import_module("sqlalchemy").exc.SQLAlchemyError) as error:
             raise InputError(f"-o {folder}: MLflow: {first_line(error)}") from None
-    return f"{len(chosen)} runs in {folder}; look at them with: mlflow ui --backend-store-uri {uri}"
+    return f"{counted(len(chosen), 'run')} in {folder}; look at them with: mlflow ui --backend-store-uri {uri}"
 
 
 def _mlflow() -> Any:

@@ -17,6 +17,7 @@ from pathlib import Path
 from lockstep.export.facts import LOGGED, Chosen, Facts, Point, facts
 from lockstep.files import write_atomically
 from lockstep.measure.events import FIRST, field, record, scalars, varint
+from lockstep.units import counted
 
 RANKS = "ranks"
 # A fixed name for what is written here, so that exporting again replaces it.
@@ -37,7 +38,7 @@ def write(chosen: Sequence[Chosen], folder: Path) -> str:
         written = one.run.folder / "tensorboard"
         if written.is_dir():  # missing if a run failed before its first step
             shutil.copytree(written, folder / RANKS / found.id, dirs_exist_ok=True)
-    return f"{len(chosen)} runs in {folder}; look at them with: tensorboard --logdir {folder}"
+    return f"{counted(len(chosen), 'run')} in {folder}; look at them with: tensorboard --logdir {folder}"
 
 
 def events_of(found: Facts) -> bytes:

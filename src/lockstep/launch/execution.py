@@ -6,12 +6,14 @@ import shutil
 import threading
 from contextlib import nullcontext
 
-from lockstep.errors import LockstepError, RunCancelled, RunLeft
+from lockstep.errors import DataError, InputError, LockstepError, RunCancelled, RunLeft
 from lockstep.launch import launchers
 from lockstep.launch.emulated import launcher as emulated
 from lockstep.launch.emulated import network as emulate
 from lockstep.launch.slurm import launcher as slurm
 from lockstep.launch.supervise import Progress, supervise
+from lockstep.measure.records import steps_taken
+from lockstep.placement import one_command_per_host
 from lockstep.run import DATA, Run, Spec, folder_error, write_atomic
 
 
@@ -49,7 +51,10 @@ def execute(
         left = True
         raise
     except LockstepError as error:
-        _did_not_start(run, host_index, "failed", str(error))
+        if isinstance(error, InputError | DataError) and _never_ran(run, spec):
+            run.remove()
+        else:
+            _did_not_start(run, host_index, "failed", str(error))
         raise
     finally:
         if run.made_here and not left:
@@ -61,6 +66,13 @@ def clear_up(run: Run) -> None:
     """What was there only for a run under way."""
     run.release_reserve()
     shutil.rmtree(run.folder / DATA, ignore_errors=True)
+
+
+def _never_ran(run: Run, spec: Spec) -> bool:
+    """Wrong input that only a rank could find (a model that does not fit, a file that cannot be imported) is no run: nothing was measured,
+    and the error says it all. Hosts with commands of their own still look at the folder."""
+    mine = run.made_here and not one_command_per_host(spec.placement)
+    return mine and not any(steps_taken(folder) for folder in run.rank_folders())
 
 
 def _did_not_start(run: Run, host_index: int, state: str, cause: str) -> None:

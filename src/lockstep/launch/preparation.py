@@ -35,8 +35,7 @@ def prepare(
     """
     draft = draft_of(recipe, placement, options, runs, name)
     join.check_host(draft.placement, host_index, name)
-    if not host_index:
-        torchrun.check_port(draft.placement)
+    torchrun.check_meeting_point(draft.placement, first_host=not host_index)
     if draft.placement.emulated and (problem := emulate.problem()):
         raise InputError(problem)
     try:

@@ -46,12 +46,15 @@ def starts(spec: Spec, folder: Path, host_index: int) -> list[Start]:
     return [Start(argv, environment, defaults, what=f"torchrun's agent{host}")]
 
 
-def check_port(placement: Placement) -> None:
-    """Find out that the meeting point is taken now, not after half a minute of waiting for ranks."""
+def check_meeting_point(placement: Placement, first_host: bool) -> None:
+    """Find out now that the meeting point is taken, or that there is no such host, not after minutes of waiting for ranks."""
     if placement.launcher != "torchrun" or placement.rendezvous is None:
         return
     host, port = split_address(placement.rendezvous)
     try:
+        if not first_host:
+            socket.getaddrinfo(host.strip("[]"), port)
+            return
         # No SO_REUSEADDR: a port that is in use must show.
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.bind((host.strip("[]"), port))

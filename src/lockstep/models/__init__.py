@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lockstep import offered
 from lockstep.errors import InputError, first_line
 from lockstep.plugins import is_spec, load_object
 from lockstep.recipe import Recipe
@@ -89,13 +90,21 @@ CATALOGUE = {
 
 
 def check_name(name: str) -> None:
-    """A model's name is in the catalogue or has the form of the user's own; InputError if neither."""
-    if name in CATALOGUE or is_spec(name):
-        return
-    near = difflib.get_close_matches(name, CATALOGUE, n=1)
-    hint = (
-        f"did you mean '{near[0]}'?" if near else f"known: {', '.join(CATALOGUE)}; your own: path/to/file.py:callable"
-    )
+    """A model's name is in the catalogue, offered by another package, or has the form of the user's own; InputError if none of these."""
+    _builder(name)
+
+
+def _builder(name: str) -> str:
+    """What builds a model, as package.module:callable or path/to/file.py:callable."""
+    if name in CATALOGUE:
+        return CATALOGUE[name].builder
+    if is_spec(name):
+        return name
+    if offer := offered.find("model", name):
+        return offer.spec
+    known = [*CATALOGUE, *offered.names("model")]
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}; your own: path/to/file.py:callable"
     raise InputError(f"model={name}: no such model; {hint}")
 
 
@@ -117,11 +126,10 @@ def build(recipe: Recipe, example: Inputs | None = None) -> nn.Module:
     from lockstep.models.output import only_scores
     from lockstep.seeding import seed_all, seeded
 
-    check_name(recipe.model)
-    info = CATALOGUE.get(recipe.model)
+    info, named = CATALOGUE.get(recipe.model), _builder(recipe.model)
     # A user's module may draw random numbers on import, and a model may draw from any of three generators.
     with seeded(recipe.seed):
-        builder = load_object(info.builder if info else recipe.model, option="model")
+        builder = load_object(named, option="model")
         arguments = {**recipe.model_args, **_regularizers(recipe, builder)}
         seed_all(recipe.seed)  # again: it must not matter whether the module was imported just now or before
         try:

@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from lockstep.explain import ANALYZERS, explain
+from lockstep.explain import analyzers, explain
 from lockstep.explain.evidence import Evidence, study_of
 from lockstep.explain.finding import Finding
 from lockstep.measure.view import RunView
@@ -51,7 +51,7 @@ def _kind(said: Said) -> tuple[str, str]:
 
 
 def definitions() -> dict[str, str]:
-    return {each.name: f"{each.question} {each.definition}" for each in ANALYZERS}
+    return {each.name: f"{each.question} {each.definition}" for each in analyzers()}
 
 
 def _of(group: Group, peers: list[RunView], cells: list[Group]) -> list[Said]:

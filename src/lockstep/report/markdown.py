@@ -1,24 +1,26 @@
-"""The report as Markdown: findings and tables, for papers, issues and mail."""
+"""The report as Markdown: findings, tables and plots, for papers, issues and mail."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 
-from lockstep.report.views import Cell, Part, Report, Said, Table
+from lockstep.report.views import AnyChart, Cell, Part, Report, Said, Table
 
 
-def markdown(report: Report) -> str:
+def markdown(report: Report, pictures: Mapping[str, str] | None = None) -> str:
+    """`pictures`: the file of each plot, by its id; those without one are left out."""
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(report.written))
     lines = [f"# {plain(report.title)}", "", f"Written {when} by Lockstep {report.lockstep}."]
     for part in report.parts:
         lines += [""] if len(report.parts) == 1 else ["", f"# {plain(part.name)}", ""]
-        lines += _part(part)
+        lines += _part(part, pictures or {})
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _part(part: Part) -> Iterable[str]:
+def _part(part: Part, pictures: Mapping[str, str]) -> Iterable[str]:
     if part.about:
         yield from (plain(part.about), "")
     if part.headlines:
@@ -47,12 +49,25 @@ def _part(part: Part) -> Iterable[str]:
             yield f"- **{claim.verdict}**: {plain(claim.text)}" + (
                 f" ({plain(claim.figures)}){why}" if claim.figures else why
             )
+    yield from _plots([chart for chart in part.charts if chart.id in pictures], pictures)
     for table in (*part.tables, part.settings, part.same, part.environment):
         if table and table.rows:
             yield from ("", f"## {table.title}", "", *table_lines(table))
     yield from ("", "## Commands", "")
     for command in part.commands:
         yield from (f"{plain(command.name)}:", "", *(f"    {line}" for line in command.lines), "")
+
+
+def _plots(charts: Sequence[AnyChart], pictures: Mapping[str, str]) -> Iterable[str]:
+    for section, those in groupby(charts, lambda chart: chart.section):
+        yield from ("", f"## {plain(section)}")
+        for chart in those:
+            yield from (
+                "",
+                f"![{plain(chart.title)}]({pictures[chart.id]})",
+                "",
+                f"**{plain(chart.title)}**. {plain(chart.says)}",
+            )
 
 
 def _said(said: Said) -> Iterable[str]:

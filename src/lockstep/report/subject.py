@@ -88,7 +88,7 @@ def of_names(names: Sequence[str], runs: Path | None) -> list[Subject]:
     found = [of_study(study) for study in studies.values() if study]
     others = [name for name in names if not studies.get(name) and may_be_a_run(name)]
     if others:
-        found.append(of_runs([Run.find(name, runs_root(runs)) for name in others]))
+        found.append(of_runs([run for name in others for run in Run.find_all(name, runs_root(runs))]))
     if not found:
         raise InputError(f"{names[0]}: neither a run nor a study; 'lockstep runs' and 'lockstep study list' list them")
     return found

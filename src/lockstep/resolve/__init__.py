@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from lockstep import models
+from lockstep import models, offered
 from lockstep.machine import facts
 from lockstep.machine.cores import cores
 from lockstep.machine.cuda import cuda_present
 from lockstep.machine.formats import cap_line, precision_line
-from lockstep.placement import FIRST_BUCKET_BYTES, Ddp, Placement, ranks_per_host
+from lockstep.placement import FIRST_BUCKET_BYTES, LAUNCHERS, STRATEGIES, Ddp, Placement, ranks_per_host
 from lockstep.recipe import Recipe
 from lockstep.resolve import checks
 from lockstep.resolve.backend import choose_backend
@@ -50,6 +50,8 @@ def resolve(recipe: Recipe, placement: Placement, *, script: bool = False) -> Re
         return {key: value}
 
     replace: Any = msgspec.structs.replace
+    recipe, placement, named = _offered(recipe, placement)
+    why |= named
     info = models.CATALOGUE.get(recipe.model)
     if info and info.batch_norm and recipe.regularize.batch_norm == "off":
         why["regularize.batch_norm"] = (
@@ -73,6 +75,24 @@ def resolve(recipe: Recipe, placement: Placement, *, script: bool = False) -> Re
     )
     recipe = replace(recipe, **decided("global_batch", _global_batch(recipe, placement)))
     return Resolved(recipe, placement, why | _number_formats(recipe, placement))
+
+
+def _offered(recipe: Recipe, placement: Placement) -> Resolved:
+    """Names that other packages offer become what they stand for: ranks import that, and the run's records say it."""
+    found: dict[str, offered.Offer] = {}
+    for key, name, ours in (
+        ("model", recipe.model, models.CATALOGUE),
+        ("strategy", placement.strategy, ("auto", *STRATEGIES)),
+        ("launcher", placement.launcher, ("auto", *LAUNCHERS)),
+    ):
+        if name not in ours and (offer := offered.find(key, name)):
+            found[key] = offer
+    placed = {key: found[key].spec for key in ("strategy", "launcher") if key in found}
+    if "model" in found:
+        recipe = msgspec.structs.replace(recipe, model=found["model"].spec)
+    return Resolved(
+        recipe, msgspec.structs.replace(placement, **placed), {key: offer.why for key, offer in found.items()}
+    )
 
 
 def choose_device(placement: Placement) -> Decision:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
+
+from lockstep import offered
 from lockstep.errors import InputError
 from lockstep.machine import facts, formats
 from lockstep.machine.cuda import cuda_present
-from lockstep.placement import STRATEGIES, Placement, one_command_per_host, split_address
+from lockstep.placement import LAUNCHERS, STRATEGIES, Placement, one_command_per_host, split_address
 from lockstep.recipe import Recipe
 
 
@@ -48,6 +51,11 @@ def check_together(recipe: Recipe, placement: Placement) -> None:
 
 
 def _check_launcher(placement: Placement) -> None:
+    if placement.launcher not in LAUNCHERS and ":" not in placement.launcher:
+        known = ["auto", *LAUNCHERS, *offered.names("launcher")]
+        near = difflib.get_close_matches(placement.launcher, known, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}; your own: path/to/file.py:starts"
+        raise InputError(f"launcher={placement.launcher}: no such launcher; {hint}")
     if placement.launcher == "single" and placement.ranks > 1:
         raise InputError(
             f"launcher=single has one rank, not ranks={placement.ranks}: choose launcher=spawn or launcher=torchrun"
@@ -104,7 +112,8 @@ def _check_strategy(placement: Placement) -> None:
         )
     if strategy not in STRATEGIES and ":" not in strategy:
         raise InputError(
-            f"strategy={strategy}: no such strategy; known: {', '.join(STRATEGIES)}, or your own as path/to/file.py:Class"
+            f"strategy={strategy}: no such strategy; known: {', '.join([*STRATEGIES, *offered.names('strategy')])}, "
+            "or your own as path/to/file.py:Class"
         )
     if strategy == "dp" and placement.device == "cpu":
         raise InputError(

@@ -11,6 +11,7 @@
     checkpoints/        where asked for: the last ones and the best (training/checkpoint.py)
     ranks/0000/         of each rank: steps.bin (measure/records.py), epochs.jsonl, status.json, failure.json, log.txt
     tensorboard/        event files of each rank
+    tags.json           where people gave it names (run/tags.py)
 
 Small JSON files are replaced atomically; appended records tolerate a cut last line. Everything downstream only reads.
 May import placement.py and the files below it. Its door is `Run`, and `Spec` for what run.json holds.
@@ -35,9 +36,11 @@ from lockstep.run.folder import (
     list_runs,
 )
 from lockstep.run.json_files import append_line, read_json, read_lines, read_struct, write_atomic
-from lockstep.run.names import check_name, new_id, runs_root
+from lockstep.run.names import check_name, is_run_name, new_id, run_folders, runs_root
+from lockstep.run.removal import delete, size_of, sweep, why_kept
 from lockstep.run.spec import Options, Part, Probe, Proof, Spec
 from lockstep.run.status import DAMAGED, ENDED, OVER
+from lockstep.run.tags import check_tag, tags_of, write_tags
 
 __all__ = [
     "ANSWERS",
@@ -64,14 +67,23 @@ __all__ = [
     "Spec",
     "append_line",
     "check_name",
+    "check_tag",
+    "delete",
     "folder_error",
     "folder_problem",
+    "is_run_name",
     "list_runs",
     "new_id",
     "read_json",
     "read_lines",
     "read_struct",
+    "run_folders",
     "runs_root",
+    "size_of",
+    "sweep",
+    "tags_of",
+    "why_kept",
     "write_atomic",
+    "write_tags",
     "writing",
 ]

@@ -15,10 +15,12 @@ from lockstep import shapes
 from lockstep.errors import InputError
 from lockstep.reading import Damaged, exists, is_file, read_record, read_records, read_shape
 from lockstep.run.errors import NO_ROOM, FolderExists, folder_error, writing
+from lockstep.run.finding import find_folder, find_folders
 from lockstep.run.json_files import read_json, read_struct, write_atomic
-from lockstep.run.names import find_folder, run_folders
+from lockstep.run.names import run_folders
 from lockstep.run.spec import Spec
 from lockstep.run.status import DAMAGED, current_status
+from lockstep.run.tags import tags_of
 from lockstep.text import is_text
 
 CHECKPOINTS = "checkpoints"
@@ -105,12 +107,22 @@ class Run:
 
     @classmethod
     def find(cls, name: str, root: Path) -> Run:
-        """A run by path, by id, by the beginning or the end of its id, or 'last'."""
+        """A run by path, by id, by its tag, by the beginning or the end of its id, or 'last'."""
         return cls(find_folder(name, root))
+
+    @classmethod
+    def find_all(cls, name: str, root: Path) -> list[Run]:
+        """As `find`, where several runs may be meant: all that have the tag."""
+        return [cls(folder) for folder in find_folders(name, root)]
 
     @property
     def id(self) -> str:
         return self.folder.name
+
+    @property
+    def tags(self) -> list[str]:
+        """The names that people gave it."""
+        return tags_of(self.folder)
 
     @property
     def has_checkpoint(self) -> bool:

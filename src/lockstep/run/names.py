@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import os
 import secrets
 import time
 from pathlib import Path
 
-import msgspec
-
 from lockstep.errors import InputError
 from lockstep.placement import Placement
-from lockstep.reading import exists, is_file
+from lockstep.reading import exists
 from lockstep.recipe import Recipe
 from lockstep.text import is_text
 
@@ -37,75 +34,38 @@ def check_name(option: str, name: str, what: str) -> None:
         raise InputError(
             f"{option}{name[:20]}…: a {what}'s name has at most {LONGEST_NAME} bytes, and this has {len(name.encode())}"
         )
-    if _age(name) is not None:
+    if age_of(name) is not None:
         raise InputError(f"{option}{name}: that word stands for the newest {what}: choose another")
 
 
 def new_id(recipe: Recipe, placement: Placement) -> str:
     """A readable name that sorts by time; the random tail keeps two starts in one second apart."""
-    model = recipe.model.rpartition(":")[2] if ":" in recipe.model else recipe.model
-    safe = "".join(c if c.isalnum() or c in "-_" else "-" for c in model)[:40]
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{safe}-{placement.launcher}-{placement.ranks}r-{secrets.token_hex(2)}"
+    # Of a user's own, named as path/to/file.py:Net, the last part.
+    model, launcher = (
+        "".join(c if c.isalnum() or c in "-_" else "-" for c in name.rpartition(":")[2])[:40]
+        for name in (recipe.model, placement.launcher)
+    )
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{model}-{launcher}-{placement.ranks}r-{secrets.token_hex(2)}"
+
+
+def is_run_name(name: str) -> bool:
+    """A folder whose name begins with a dot is on its way here, or on its way out (run/removal.py)."""
+    return not name.startswith(".")
 
 
 def run_folders(root: Path) -> list[Path]:
     """Every run folder below `root`, by name."""
     try:
         with os.scandir(root) as entries:
-            names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+            names = sorted(
+                entry.name for entry in entries if is_run_name(entry.name) and entry.is_dir(follow_symlinks=False)
+            )
     except OSError:
         return []
     return [root / name for name in names if exists(root / name / "run.json")]
 
 
-class _Created(msgspec.Struct):
-    """The one field of run.json that says when; the others are skipped, which reads ten thousand files in half a second."""
-
-    created: float
-
-
-def by_age(folders: list[Path]) -> list[Path]:
-    """The runs, newest first. Names do not tell: people choose them. A damaged run.json counts as the oldest."""
-
-    def created(folder: Path) -> tuple[float, str]:
-        try:
-            path = folder / "run.json"
-            moment = msgspec.json.decode(path.read_bytes(), type=_Created).created if path.is_file() else -math.inf
-        except (OSError, ValueError, RecursionError):  # msgspec's errors are ValueErrors
-            moment = -math.inf
-        return moment, folder.name
-
-    return sorted(folders, key=created, reverse=True)
-
-
-def find_folder(name: str, root: Path) -> Path:
-    """A run's folder by path, by id, by the beginning or the end of its id, or 'last' ('last~1' is the one before it)."""
-    if is_file(Path(name) / "run.json"):
-        return Path(name)
-    age = _age(name)
-    if age is None and "/" not in name and is_file(root / name / "run.json"):
-        return root / name  # the whole id: no need to look at all the others
-    folders = run_folders(root)
-    if not folders:
-        raise InputError(f"no runs in {root}: start one with 'lockstep run', or name another folder with --runs")
-    if age is not None:
-        if age >= len(folders):
-            raise InputError(
-                f"'{name}': there are {len(folders)} runs in {root}, so 'last~{len(folders) - 1}' is the oldest"
-            )
-        return by_age(folders)[age]
-    matches = [folder for folder in folders if folder.name.startswith(name)] or [
-        folder for folder in folders if folder.name.endswith(name)
-    ]
-    if len(matches) == 1:
-        return matches[0]
-    if matches:
-        first, second = matches[0].name, matches[1].name
-        raise InputError(f"'{name}' fits {len(matches)} runs ({first}, {second}, …): write more of the id")
-    raise InputError(f"no run '{name}' in {root}: 'lockstep runs' lists them")
-
-
-def _age(name: str) -> int | None:
+def age_of(name: str) -> int | None:
     """How many runs are newer than the one that 'last' or 'last~N' names, as git counts commits; None for another name."""
     if name == "last":
         return 0

@@ -23,7 +23,7 @@ from lockstep.training.checkpoint import Position
 from lockstep.training.context import Context
 from lockstep.training.loop import Loader, Trainer
 from lockstep.training.loss import Loss
-from lockstep.training.loss_trial import check_loss
+from lockstep.training.loss_trial import check_loss, check_metrics
 from lockstep.training.member import Member
 from lockstep.training.precision import Precision
 from lockstep.training.recipe_step import RecipeStep, TrainState
@@ -46,6 +46,7 @@ def assemble(context: Context) -> Trainer:
     precision = Precision(recipe, device)
     model = build_model(recipe, spec, data, device, precision)
     check_loss(recipe, model, loader.test)
+    check_metrics(recipe, model, loader.test)
     loss = Loss(recipe, data.class_weights)
     placement, tried = trial.settle(recipe, spec.placement, model, loader.train, precision, loss)
     if rank.is_first:

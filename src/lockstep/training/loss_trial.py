@@ -1,7 +1,9 @@
-"""Whether a loss of the user's own is a sum over samples: tried on a few of them before training, whole and in two halves."""
+"""A loss and metrics of the user's own, tried on a few samples before training: whether the loss is a sum over samples, whole and in two
+halves, and whether a metric gives one number for each."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,8 +14,9 @@ from lockstep.errors import InputError
 from lockstep.models.calling import call, cast, number_type
 from lockstep.plugins import load_object, one_line
 from lockstep.recipe import Recipe
-from lockstep.task import is_own
+from lockstep.task import is_own, measures
 from lockstep.training.loss import targets_for
+from lockstep.training.measures import summed
 
 SAMPLES = 8
 # A model may round otherwise in other batches, in 16 bits by half a percent; a mean is off by half.
@@ -52,6 +55,35 @@ def check_loss(recipe: Recipe, model: nn.Module, batches: Batches) -> None:
         )
 
 
+def check_metrics(recipe: Recipe, model: nn.Module, batches: Batches) -> None:
+    """What would be found wrong at the end of the first epoch is found before it."""
+    own = {measure.name: measure.own for measure in measures(recipe) if measure.own}
+    count = min(SAMPLES, batches.count)
+    if not own or not count:
+        return
+    of, (inputs, targets) = summed(recipe), batches.take(0, count)
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            output = call(model, cast(inputs, number_type(model)))
+            for name, spec in own.items():
+                _tried(f"metrics={spec}", of[name], output, targets)
+    finally:
+        model.train(training)
+
+
+def _tried(what: str, function: Callable[[Any, Tensor], Any], output: Any, targets: Tensor) -> Any:
+    """What a user's function gives; what it raises is one line."""
+    try:
+        return function(output, targets)
+    except InputError:
+        raise
+    except Exception as error:  # a user's code may raise anything
+        code = getattr(function, "__code__", None)
+        raise InputError(f"{what} raised {one_line(error, code.co_filename if code else None)}") from None
+
+
 class _Trial:
     def __init__(self, recipe: Recipe, model: nn.Module, batches: Batches) -> None:
         self._recipe, self._model, self._batches = recipe, model, batches
@@ -64,14 +96,8 @@ class _Trial:
         try:
             with torch.no_grad():
                 output = call(self._model, cast(inputs, self._type))
-                found: Any = self._function(output, targets_for(output, targets))
-        except InputError:
-            raise
-        except Exception as error:  # a user's code may raise anything
-            code = getattr(self._function, "__code__", None)
-            raise InputError(
-                f"loss={self._recipe.loss} raised {one_line(error, code.co_filename if code else None)}"
-            ) from None
+                targets = targets_for(output, targets)
+                found: Any = _tried(f"loss={self._recipe.loss}", self._function, output, targets)
         finally:
             self._model.train(training)
         if not isinstance(found, Tensor):

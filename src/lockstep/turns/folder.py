@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import secrets
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from lockstep.machine.cores import cores
 from lockstep.machine.cpu import cpu_model
 from lockstep.measure.environment import version_of
 from lockstep.placement import Placement
-from lockstep.reading import is_file, read_records
+from lockstep.reading import exists, is_file, read_records
 from lockstep.recipe import Recipe
 from lockstep.run import append_line, check_name, folder_error, read_struct, runs_root, write_atomic
 from lockstep.shapes import Number
@@ -104,6 +105,11 @@ class RaceFolder:
             write_atomic(self.path / "race.json", msgspec.to_builtins(record))
         except OSError as error:
             raise folder_error(self.path, error) from None
+
+    def forget_unless_measured(self) -> None:
+        """Wrong input is no race: a folder without a window is removed again."""
+        if not exists(self.path / "windows.jsonl"):
+            shutil.rmtree(self.path, ignore_errors=True)
 
     def read(self) -> Record:
         return read_struct(self.path / "race.json", Record, "race")

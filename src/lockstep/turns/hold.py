@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from lockstep.errors import InputError, RunCancelled
+from lockstep.reading import exists
 from lockstep.turns.entries import check, contender, entries
 from lockstep.turns.folder import RaceFolder, Record, opening, state_of
 from lockstep.turns.race import Budget, Race
@@ -46,6 +47,10 @@ def hold(
         over = True
     except KeyboardInterrupt:
         raise RunCancelled(f"stopped; what was measured is in {folder.path}") from None
+    except InputError:
+        folder.forget_unless_measured()
+        raise
     finally:
-        folder.write(record := state_of(race, record, over))
+        if exists(folder.path):
+            folder.write(record := state_of(race, record, over))
     return folder, record

@@ -50,6 +50,12 @@ def panels(charts: Sequence[AnyChart], caption: str, columns: int = 2) -> str:
     )
 
 
+def pdf(chart: AnyChart) -> bytes:
+    import vl_convert
+
+    return bytes(vl_convert.vegalite_to_pdf(_printable(with_data(chart))))
+
+
 def png(chart: AnyChart, path: Path) -> None:
     import vl_convert
 

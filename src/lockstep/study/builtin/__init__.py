@@ -1,4 +1,4 @@
-"""The studies that come with Lockstep, one TOML file each: every published experiment, and one that measures the machine."""
+"""The studies that come with Lockstep, one TOML file each: every published experiment, one that measures the machine, and the search for rates behind one of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lockstep.study.file import read
 HERE = Path(__file__).parent
 # What `published` runs, in the order of the documents' questions.
 ALL = "published"
-OTHER = ("machine",)
+OTHER = ("machine", "optimizer-rates")
 
 
 def names() -> list[str]:
