@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -81,8 +81,8 @@ def main() -> None:
                 if CAUSE != "schedule in the inner loop":
                     scheduler.step()
                 if CAUSE == "state of everything every third step" and number % 3 == 0:
-                    big = {f"copy {n}": [p.detach().repeat(40) for p in net.parameters()] for n in range(3)}
-                    path = os.path.join(folder, f"{number}.pt")
+                    big = {f"copy {n}": [p.detach().flatten().repeat(40) for p in net.parameters()] for n in range(3)}
+                    path = Path(folder, f"{number}.pt")
                     torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict(), **big}, path)
             if CAUSE == "schedule in the inner loop":
                 scheduler.step()

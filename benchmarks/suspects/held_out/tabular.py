@@ -6,6 +6,7 @@ import logging
 import sys
 import tempfile
 import warnings
+from itertools import pairwise
 from typing import Any
 
 import lightning.pytorch as pl
@@ -40,7 +41,7 @@ class Regression(pl.LightningModule):
         super().__init__()
         widths = (200, 512, 512, 256, 1)
         layers: list[nn.Module] = []
-        for one, other in zip(widths, widths[1:], strict=False):
+        for one, other in pairwise(widths):
             layers += [nn.Linear(one, other), nn.GELU()]
         self.net = nn.Sequential(*layers[:-1])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lockstep.metrics import METRICS
+from lockstep.metrics import metric_of
 from lockstep.report.subject import Subject
 from lockstep.report.views import Cell, Claim, Published, Said, Table
 from lockstep.statistics import WORDS
@@ -22,10 +22,10 @@ def table(subject: Subject) -> Table | None:
     if subject.kind == "run":
         return None
     metrics, sources = document["metrics"], document.get("published", [])
-    labels = [METRICS[metric].title(document["target_accuracy"]) for metric in metrics]
+    labels = [metric_of(metric).title(document["target_accuracy"]) for metric in metrics]
     published = [f"published, {source['source'].partition(':')[0]}" for source in sources]
     # Where nothing is asked about time, runs were made with no thought of it.
-    speeds = ["speed-up", "efficiency"] if not all(METRICS[metric].learned for metric in metrics) else []
+    speeds = ["speed-up", "efficiency"] if not all(metric_of(metric).learned for metric in metrics) else []
     columns = ["cell", "runs", *labels, *speeds, *published]
     rows = [_row(cell, metrics, speeds, sources) for cell in document["cells"]]
     first, last = 2, 2 + len(metrics)
@@ -63,7 +63,7 @@ def effects(subject: Subject) -> Table | None:
     found = subject.comparison.get("effects") or []
     rows = [
         [
-            Cell(METRICS[one["metric"]].title(subject.comparison["target_accuracy"])),
+            Cell(metric_of(one["metric"]).title(subject.comparison["target_accuracy"])),
             Cell(one["factor"]),
             Cell(one["level"]),
             Cell(one["text"], one["effect"]),
@@ -110,7 +110,7 @@ def _figure(metric: str, column: Document | None) -> Cell:
     compared = [effect(metric, against), verdict(against)] if against else ["baseline"]
     missed = f"reached in {column['n'] - column['missed']} of {column['n']} runs" if column["missed"] else ""
     return Cell(
-        text=METRICS[metric].text(column["median"], column["low"], column["high"], column["n"]),
+        text=metric_of(metric).text(column["median"], column["low"], column["high"], column["n"]),
         value=column["median"],
         notes=[note for note in (missed, *compared) if note],
         faint=against is not None and against["verdict"] in ("not significant", "too few", "the same"),
@@ -126,7 +126,7 @@ def verdict(against: Document) -> str:
 
 
 def effect(metric: str, against: Document) -> str:
-    return METRICS[metric].effect(against["effect"], against["low"], against["high"], against["n"])
+    return metric_of(metric).effect(against["effect"], against["low"], against["high"], against["n"])
 
 
 def published(subject: Subject) -> list[Published]:
@@ -147,7 +147,7 @@ def _claim(claim: Document, metric: str) -> Claim:
     theirs = None if claim["published_ratio"] is None else f"published {text(claim['published_ratio'], 'times')}"
     ours = None
     if claim["ours"] is not None:
-        ours = f"here {METRICS[metric].effect(claim['ours'], claim['low'], claim['high'], claim['n'])}"
+        ours = f"here {metric_of(metric).effect(claim['ours'], claim['low'], claim['high'], claim['n'])}"
     return Claim(
         text=claim["text"],
         verdict=claim["verdict"],
@@ -175,7 +175,7 @@ def headlines(subject: Subject) -> list[Said]:
             # The speed ratio is the inverse of the time ratio: one of them is enough.
             certain = {m: a for m, a in certain.items() if m != "images_per_second" or "seconds" not in certain}
             said = "; ".join(
-                f"{METRICS[m].title(document['target_accuracy'])} {a['verdict']}, {effect(m, a)}"
+                f"{metric_of(m).title(document['target_accuracy'])} {a['verdict']}, {effect(m, a)}"
                 for m, a in certain.items()
             )
             found.append(Said(question="comparison", verdict=f"{cell['cell']}: {said}"))
