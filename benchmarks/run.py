@@ -17,6 +17,8 @@ from benchmarks import machine, parts, record
 from benchmarks.processes import ROOT, ContenderFailed
 from benchmarks.sections import (
     attach,
+    attach_cost,
+    attached_predict,
     dashboard,
     exchange,
     explain,
@@ -49,6 +51,9 @@ SECTIONS: dict[str, Callable[[Settings], record.Section]] = {
     "listing": listing.measure,
     "explain": explain.measure,
     "attach": attach.measure,
+    "attach-held-out": attach.measure_held_out,
+    "attach-cost": attach_cost.measure,
+    "attached-predict": attached_predict.measure,
     "predict": predict.measure,
     "dashboard": dashboard.measure,
     "quantization": quantization.measure,

@@ -161,7 +161,7 @@ def section(path: Path) -> str:
         lines.append("**These figures are not valid: the result's notes say why.**\n")
     # A pair's CPU time is in the result; here it stands only where it is what was judged.
     comparisons = [one for one in document["comparisons"] if one["clock"] == "wall" or one["target"] is not None]
-    if document["section"] == "attach":  # what counts is what was named, not how long that took
+    if document["section"] in ("attach", "attach-held-out"):  # what counts is what was named, not how long that took
         lines += [f"- {note}" for note in document["notes"][:4]]
     elif not comparisons:
         lines += contenders(result)

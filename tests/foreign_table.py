@@ -123,6 +123,13 @@ MUTANTS: dict[str, list[Row]] = {
         *both("sample of another rank, a sample missing, inputs scaled, decay per rank, buffers"),
         *once("seed of rank"),
     ],
+    "sharded": [
+        *both("sum, loss times ranks, wrong label, rank 1 counts for nothing, sample twice"),
+        *both("state forgotten, an update skipped, a part 1 % off, lr of one rank, drifts between steps"),
+        *once("bf16, lr scaled, no sampler, seed of rank"),
+        *both("clip of a part", "clip"),
+        *both("not divided on ranks", "accumulation"),
+    ],
     "accelerated": [
         *once("model not prepared, loader not prepared, scheduler N times"),
         *both("loss times ranks"),
@@ -139,6 +146,7 @@ NOT_FOUND = {
 RIGHT = {
     "ddp": ("plain", "hook", "accumulation", "clip", "amp", "optimizers", "uneven", "augmented", "compiled"),
     "by_hand": ("plain",),
+    "sharded": ("plain", "whole", "adam", "clip", "accumulation"),
     "accelerated": ("plain", "accumulation", "clip"),
 }
 # The faults in plain words, where their names are not.
@@ -187,8 +195,11 @@ WORDS = {
     "a sample missing": "rank 1 leaves a sample out",
     "inputs scaled": "rank 1's inputs times 1.002",
     "decay per rank": "weight decay times the ranks",
+    "a part 1 % off": "rank 1's part of one gradient 1 % larger",
+    "lr of one rank": "learning rate of rank 1 1 % larger",
+    "clip of a part": "every rank clips by the norm of its own part",
 }
-NAMES = {"ddp": "DDP", "by_hand": "by hand", "accelerated": "Accelerate"}
+NAMES = {"ddp": "DDP", "by_hand": "by hand", "sharded": "fully_shard", "accelerated": "Accelerate"}
 PAGE = Path(__file__).parents[1] / "docs/verify.md"
 BEGIN, END = "<!-- faults in foreign scripts -->\n", "<!-- written by tests/foreign_table.py -->\n"
 

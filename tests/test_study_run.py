@@ -273,3 +273,50 @@ def test_a_training_that_goes_on_and_is_killed_goes_on_from_where_it_got_to(
     assert any("goes on from its last checkpoint: run failed: rank 0 was killed" in text for text in heard), heard
     assert watcher.killed is not None
     assert done(tmp_path).spec().options.resume_from == str(watcher.killed.folder)
+
+
+MEASURED = """
+repeats = 2
+metrics = ["measures.py:margin", "accuracy"]
+[recipe]
+data = "embedded"
+train_limit = 480
+test_limit = 100
+global_batch = 48
+epochs = 1
+metrics = "accuracy,measures.py:margin"
+[placement]
+threads = 1
+[cells.slow]
+optimizer.lr = 0.0001
+[cells.fast]
+optimizer.lr = 0.01
+"""
+MARGIN = """
+def margin(scores, targets):
+    \"\"\"How far the right class is below the best one: never above 0.\"\"\"
+    return scores.gather(1, targets[:, None]).squeeze(1) - scores.amax(1)
+"""
+
+
+def test_a_measure_of_ones_own_is_compared_seed_by_seed(cli: Cli) -> None:
+    (cli.folder / "measured.toml").write_text(MEASURED)
+    (cli.folder / "measures.py").write_text(MARGIN)
+    done = cli("study", "run", "measured.toml", "--repeats", "2")
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(cli("study", "show", "measured", "--json").stdout)
+    assert shown["metrics"] == ["margin", "accuracy"]
+    slow, fast = (cell["metrics"]["margin"] for cell in shown["cells"])
+    assert len(slow["values"]) >= 2
+    assert max([*slow["values"], *fast["values"]]) <= 0
+    # By seed, as accuracy is; of numbers below zero there is no ratio.
+    against = fast["against_baseline"]
+    assert against["n"] == len(fast["values"])
+    assert against["effect"] is None
+    assert against["verdict"] in ("higher", "lower", "the same", "not significant", "too few")
+    assert "test margin" in cli("study", "show", "measured").stdout
+    assert cli("report", "measured", "-o", "page.html").returncode == 0
+    assert "test margin" in (cli.folder / "page.html").read_text()
+    assert "no such metric 'marginn'; did you mean 'margin'?" in cli.error(
+        "study", "run", "measured.toml", 'metrics=["marginn"]', code=2
+    )

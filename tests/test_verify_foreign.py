@@ -21,6 +21,10 @@ from lockstep.inside.site.sitecustomize import PROVEN
 from lockstep.inside.sketch import coarse, digest, rows, samples, sketch
 from lockstep.inside.witness import Hooks
 from lockstep.process import stat_fields
+from lockstep.report.document import of_parts
+from lockstep.report.html import page
+from lockstep.report.proof import proof_part
+from lockstep.report.views import Lines
 from lockstep.verify.foreign import words
 from lockstep.verify.foreign.judge import DIFFERENT, OPEN, SAME, Judge
 from lockstep.verify.foreign.prove import replayed
@@ -199,7 +203,7 @@ WEIGHTS = 6
 
 
 def step(number: int, rank: int, own: np.ndarray, exchanged: np.ndarray, samples: list[str], lr: float = 0.1) -> Step:
-    tensor = Tensor("w", WEIGHTS, "float32", "o", f"{number - 1}", f"{number}", True, "", "")
+    tensor = Tensor("w", WEIGHTS, "float32", "o", f"{number - 1}", f"{number}", False, True, "", "")
     line = Line(
         number,
         0,
@@ -216,7 +220,7 @@ def step(number: int, rank: int, own: np.ndarray, exchanged: np.ndarray, samples
         [],
         [],
     )
-    return Step(line, own, np.abs(own), exchanged, exchanged, -lr * exchanged)
+    return Step(line, own, np.abs(own), exchanged, exchanged, -lr * exchanged, np.ones(WEIGHTS))
 
 
 def script(steps: int = 4, wrong: int = 0, times: float = 1.0, lr: float = 0.1) -> tuple[list[Rank], Rank]:
@@ -261,6 +265,26 @@ def test_without_one_process_nothing_is_proven() -> None:
     assert (found.verdict, found.sentence) == (OPEN, "not proven: 1 process: it ended with exit code 1")
 
 
+def test_the_page_has_every_step_with_what_is_allowed() -> None:
+    many, one = script(wrong=3, times=2.0)
+    part = proof_part(Judge(many, one, one).verdict(), ["torchrun", "train.py"], "train.py")
+    assert part.headlines[0].verdict.startswith("NOT the same: from step 3 on")
+    assert part.headlines[0].next == "mend it, and prove it again: lockstep verify -- torchrun train.py"
+    loss, differences = part.charts
+    assert isinstance(loss, Lines)
+    assert isinstance(differences, Lines)
+    assert [len(series.x) for series in loss.series] == [4, 4]
+    assert loss.series[1].low[0] == pytest.approx(1.0 - 1e-4)
+    drawn = {series.name: dict(zip(series.x, series.y, strict=True)) for series in differences.series}
+    assert drawn["allowed"] == {1: 1, 4: 1}
+    assert (drawn["gradient"][2] or 0) < 1 < (drawn["gradient"][3] or 0)
+    assert set(drawn["gradient"]) == {1, 2, 3}, "from then on they have other weights"
+    assert [mark.x for mark in differences.marks] == [3]
+    many, one = script()
+    assert proof_part(Judge(many, one, one).verdict(), ["torchrun"], "train.py").facts[0] == ("verdict", "same")
+    assert page(of_parts([part])).count("</html>") == 1
+
+
 # --- real scripts ------------------------------------------------------------------------------------------------------------
 
 
@@ -293,7 +317,13 @@ def test_the_command_from_start_to_end(cli: Cli) -> None:
         "NOT the same: from step 3 on, gradients of 2 ranks are 2.00 times those of one process"
     )
     assert (cli.folder / "kept.pt").read_text() == "the user's own"
-    assert list(cli.runs.iterdir()) == []
+    # Nothing is left but a page of each.
+    assert [folder.name for folder in cli.runs.iterdir()] == ["proofs"]
+    pages = sorted((cli.runs / "proofs").glob("*-train-*/report.html"))
+    assert len(pages) == 2
+    assert right.stderr.endswith(f"page: {pages[0]}\n")
+    assert (found["page"], pages[1].read_text().count("NOT the same: from step 3 on")) == (str(pages[1]), 1)
+    assert json.loads((pages[1].parent / "proof.json").read_text())["reason"] == "summed"
     assert not processes_of(cli.folder)
 
 
@@ -309,8 +339,19 @@ def test_a_script_that_is_not_seeded_proves_nothing(cli: Cli) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "said"), [("", "the same: in 4 of 4 steps 4 ranks"), ("a part 1 % off", "NOT the same: from step 1 on")]
+)
+def test_parameters_that_are_divided_within_groups_of_ranks(cli: Cli, fault: str, said: str) -> None:
+    (cli.folder / "train.py").write_text((foreign_table.SCRIPTS / "sharded.py").read_text())
+    launcher = [word.replace("2", "4") if word == "2" else word for word in torchrun("train.py", "replicas", fault)]
+    found = cli("verify", "--steps", "4", "--", *launcher)
+    assert found.stdout.startswith(said), (found.stdout, found.stderr)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("script", ["ddp", "by_hand"])
+@pytest.mark.parametrize("script", ["ddp", "by_hand", "sharded"])
 def test_every_fault_in_a_script_is_found_or_known_not_to_be(tmp_path: Path, script: str) -> None:
     _check(script, tmp_path, None)
 

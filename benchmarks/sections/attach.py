@@ -17,11 +17,13 @@ from benchmarks.processes import ContenderFailed
 from benchmarks.record import Measurement, Section
 from benchmarks.settings import Settings
 from benchmarks.suspects import execute, peer
-from benchmarks.suspects.causes import CAUSES, NOTHING, Cause
+from benchmarks.suspects.causes import CAUSES, HELD_OUT, HELD_OUT_NOTHING, NOTHING, Cause
 
 GOAL = 24
 Row = dict[str, Any]
-WHO: tuple[tuple[str, Callable[[Cause], Row]], ...] = (("Lockstep", execute.executed), (peer.NAME, peer.executed))
+Who = tuple[tuple[str, Callable[[Cause], Row]], ...]
+OURS: Who = (("Lockstep", execute.executed),)
+BOTH: Who = (*OURS, (peer.NAME, peer.executed))
 
 
 def measure(settings: Settings) -> Section:
@@ -29,36 +31,46 @@ def measure(settings: Settings) -> Section:
         "attach", "Planted causes in scripts of the real frameworks: which is named first", "runs", "rate", []
     )
     wanted = CAUSES[::6] if settings.quick else CAUSES
-    rows = {who: [_kept(who, run, cause) for cause in (*wanted, *NOTHING)] for who, run in WHO}
-    for who, mine in rows.items():
+    return _filled(section, wanted, NOTHING, BOTH, None if settings.quick else GOAL)
+
+
+def measure_held_out(settings: Settings) -> Section:
+    """Causes in other scripts than those that the rules were made on. TraceML would need lines added to them."""
+    section = Section("attach-held-out", "Planted causes in scripts that no rule was made on", "runs", "rate", [])
+    wanted = HELD_OUT[::6] if settings.quick else HELD_OUT
+    return _filled(section, wanted, HELD_OUT_NOTHING, OURS, None)
+
+
+def _filled(
+    section: Section, wanted: tuple[Cause, ...], unplanted: tuple[Cause, ...], who: Who, least: int | None
+) -> Section:
+    asked = (*wanted, *unplanted)
+    rows = {name: [_kept(section.name, name, run, cause) for cause in asked] for name, run in who}
+    for name, mine in rows.items():
         planted, nothing = mine[: len(wanted)], mine[len(wanted) :]
         first, quiet = (sum(bool(row.get("right")) for row in some) for some in (planted, nothing))
-        goal = (
-            f" (goal {GOAL}: {'met' if first >= GOAL else 'missed'})"
-            if who == "Lockstep" and not settings.quick
-            else ""
-        )
-        section.notes.append(f"{who}: {first} of {len(planted)} causes are named first{goal}.")
+        goal = f" (goal {least}: {'met' if first >= least else 'missed'})" if name == "Lockstep" and least else ""
+        section.notes.append(f"{name}: {first} of {len(planted)} causes are named first{goal}.")
         section.notes.append(
-            f"{who}: nothing is named in {quiet} of {len(nothing)} scripts in which nothing is planted."
+            f"{name}: nothing is named in {quiet} of {len(nothing)} scripts in which nothing is planted."
         )
     section.notes.append(
         f"What other programs did to Lockstep's runs ({', '.join(execute.MACHINE)}) counts only where it was planted."
     )
-    for number, cause in enumerate((*wanted, *NOTHING)):
-        said = "; ".join(f"{who}: {_said(mine[number])}" for who, mine in rows.items())
+    for number, cause in enumerate(asked):
+        said = "; ".join(f"{name}: {_said(mine[number])}" for name, mine in rows.items())
         section.notes.append(f"{cause.name} ({cause.script}): {said}.")
-    for who, mine in rows.items():
+    for name, mine in rows.items():
         for row in mine:
-            name, order = f"{who}: {row['cause']}", len(section.measurements) + 1
-            if "failed" in row and who == "Lockstep":
-                section.refuse(f"{name} failed: {row['failed']}")
-            section.measurements.append(Measurement(order, 1, name, 1, row["seconds"], 0.0, row))
+            contender, order = f"{name}: {row['cause']}", len(section.measurements) + 1
+            if "failed" in row and name == "Lockstep":
+                section.refuse(f"{contender} failed: {row['failed']}")
+            section.measurements.append(Measurement(order, 1, contender, 1, row["seconds"], 0.0, row))
     return section
 
 
-def _kept(who: str, run: Callable[[Cause], Row], cause: Cause) -> Row:
-    return parts.kept("attach", f"{who}: {cause.name}", partial(_one, who, run, cause))
+def _kept(section: str, who: str, run: Callable[[Cause], Row], cause: Cause) -> Row:
+    return parts.kept(section, f"{who}: {cause.name}", partial(_one, who, run, cause))
 
 
 def _one(who: str, run: Callable[[Cause], Row], cause: Cause) -> Row:

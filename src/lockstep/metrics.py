@@ -12,9 +12,12 @@ from lockstep import task, units
 from lockstep.measure.view import RunView
 from lockstep.recipe import Recipe
 
-Kind = Literal["time", "accuracy", "loss", "rate", "size"]
+Kind = Literal["time", "accuracy", "loss", "rate", "size", "measure"]
 Better = Literal["less", "more"]
-BETTER: dict[Kind, Better] = {"time": "less", "rate": "more", "accuracy": "more", "loss": "less", "size": "less"}
+BETTER: dict[Kind, Better] = {
+    "time": "less", "rate": "more", "accuracy": "more", "loss": "less", "size": "less", "measure": "less"
+}  # fmt: skip
+"""Of a measure of the user's own it is not known: it is sorted as a loss is, and a comparison says higher and lower."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +38,13 @@ class Figure:
 
     @property
     def by_ratio(self) -> bool:
-        """Times, rates, sizes and losses are compared by their ratio, accuracies by their difference."""
+        """Times, rates, sizes, losses and measures of the user's own are compared by their ratio, accuracies by their difference."""
         return self.kind != "accuracy"
 
     @property
     def learned(self) -> bool:
         """Whether it comes from a training, and not from a clock."""
-        return self.kind in ("accuracy", "loss")
+        return self.kind in ("accuracy", "loss", "measure")
 
     @property
     def of_placement(self) -> bool:
@@ -86,7 +89,7 @@ RECORDED: dict[str, Figure] = {
 
 def recorded(key: str) -> Figure:
     """The figure of a record's key; that of a metric of the user's own, which is not in the table, is a plain number."""
-    return RECORDED.get(key) or Figure(key.replace("_", " "), "loss", "number")
+    return RECORDED.get(key) or Figure(key.replace("_", " "), "measure", "number")
 
 
 def learned_keys(recipe: Recipe) -> list[str]:
@@ -202,10 +205,26 @@ METRICS: dict[str, Metric] = {
 USUAL = tuple(name for name, metric in METRICS.items() if metric.usual)
 
 
+def metric_of(name: str) -> Metric:
+    """The metric of a name: one of the table, or a measure of the user's own, which is what its records say."""
+    found = METRICS.get(name)
+    if found is not None:
+        return found
+    figure = recorded(f"test_{name}")
+    return Metric(
+        figure.label, figure.kind, figure.unit, figure.short, of=lambda run, target: _result(run, f"test_{name}")
+    )
+
+
+def known_metrics(recipes: Iterable[Recipe]) -> list[str]:
+    """All names that a study of these recipes may have among its metrics."""
+    own = [measure.name for recipe in recipes for measure in task.measures(recipe) if measure.own]
+    return list(dict.fromkeys([*METRICS, *own]))
+
+
 def main_metric(recipe: Recipe) -> str:
-    """What a recipe's model is judged by, of the metrics that can be compared: those of the user's own are not known here."""
-    name = task.main_measure(recipe)
-    return name if name in METRICS else "loss"
+    """What a recipe's model is judged by."""
+    return task.main_measure(recipe)
 
 
 def fitting(metrics: Iterable[str], recipes: Iterable[Recipe]) -> list[str]:
@@ -218,7 +237,7 @@ def fitting(metrics: Iterable[str], recipes: Iterable[Recipe]) -> list[str]:
 
 def value(run: RunView, metric: str, target: float | None) -> float | None:
     """One figure of one run; None where the run does not have it."""
-    return METRICS[metric].of(run, target)
+    return metric_of(metric).of(run, target)
 
 
 def seconds_to(epochs: Sequence[Mapping[str, Any]], target: float | None) -> float | None:

@@ -118,6 +118,14 @@ class Logged(TypedDict):
     values: dict[str, Number]
 
 
+class Gradients(TypedDict):
+    """gradients.json of a rank of an attached command: of each gradient its bytes, and the share of a backward pass after which it is there."""
+
+    bytes: list[Count]
+    ready: list[Share]
+    """Empty where it is not known: of a compiled model."""
+
+
 class Numbers(TypedDict, total=False):
     """What a 16-bit format has cost."""
 

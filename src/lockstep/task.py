@@ -58,9 +58,12 @@ def measures(recipe: Recipe) -> list[Measure]:
     if recipe.metrics == "auto":
         return [Measure(name) for name in LOSSES.get(recipe.loss, ())]
     found = [part.strip() for part in recipe.metrics.split(",")]
-    return [
-        Measure(part.rpartition(":")[2].rpartition(".")[2], part) if is_spec(part) else Measure(part) for part in found
-    ]
+    return [Measure(name_of(part), part) if is_spec(part) else Measure(part) for part in found]
+
+
+def name_of(measure: str) -> str:
+    """What a measure is called in records, also one of the user's own: that of path/to/file.py:f1 is f1."""
+    return measure.rpartition(":")[2].rpartition(".")[2]
 
 
 def main_measure(recipe: Recipe) -> str:

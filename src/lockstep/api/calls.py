@@ -10,14 +10,14 @@ from typing import Any
 from lockstep.api.results import Explanation, Proof, RaceResult, Run, StudyResult
 from lockstep.api.source import named
 from lockstep.errors import InputError
-from lockstep.launch.api import train
+from lockstep.launch.api import requested, train
 from lockstep.placement import Placement
 from lockstep.recipe import Recipe
 from lockstep.report.progress import ProbeLine, ProgressLine, RaceLive, StatusLine
-from lockstep.run import Options, runs_root
 from lockstep.run import Run as RunFolder
+from lockstep.run import runs_root
 from lockstep.settings import checked, dotted
-from lockstep.words import SECONDS, SHARE, Quantity, as_words, read_words, split_script
+from lockstep.words import SECONDS, SHARE, Quantity, as_words, read_words
 
 Word = str | Path | Recipe | Placement
 Place = str | Path | None
@@ -45,22 +45,13 @@ def run(
     >>> lockstep.run("published/d-mnist", ranks=2, epochs=1)  # doctest: +SKIP
     >>> lockstep.run(lockstep.Recipe(global_batch=256), lockstep.Placement(ranks=2))  # doctest: +SKIP
     """
-    from lockstep.launch.resume import resumed
-
     place = _path(runs)
     texts, base = _words(words, settings, place)
-    ours, script, script_args = split_script(texts)
-    earlier = _run(resume, place) if resume else None
-    if earlier and base:
-        raise InputError(
-            "resume: the earlier run says what is computed: state what changes as words or keywords, not as Recipe or Placement"
-        )
-    recipe, placement = resumed(earlier, ours) if earlier else read_words(ours, base)
-    options = Options(
+    recipe, placement, options = requested(
+        texts,
+        base,
+        _run(resume, place) if resume else None,
         data_root=_absolute(data_root),
-        resume_from=str(earlier.folder.absolute()) if earlier else None,
-        script=script,
-        script_args=script_args,
         time_limit_s=time_limit_s,
         checkpoint_every=checkpoint_every,
         checkpoint_steps=checkpoint_steps,

@@ -13,7 +13,6 @@ from lockstep import words
 from lockstep.units import MOST
 from lockstep.words import Quantity
 from lockstep.words import read_words as read_words
-from lockstep.words import split_script as split_script
 
 MOST_FLOAT = 1e9
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from lockstep.predict.fit import Fit
     from lockstep.recipe import Recipe
 
+# From steps of an attached command nothing is known of a thousand ranks.
+USUAL_OF_ATTACHED = 64
 EPILOG = """\b
 Examples:
   lockstep predict last --measure                      fit the last run's recipe here, then predict
@@ -26,6 +28,7 @@ Examples:
   lockstep predict last --every 8                      local SGD: weights are averaged every 8 steps
   lockstep predict global_batch=256 backend=gloo       a recipe instead of a run
   lockstep predict last --replay --ranks 1000,10000    event by event, and what one slow rank costs
+  lockstep predict RUN --ranks 2,4,8 --link 10gbit     a run of 'lockstep attach': from what was seen
   lockstep predict --check                             what predictions are worth on this machine
 
 \b
@@ -85,16 +88,73 @@ def command(
     from lockstep.predict.scaling import asked_ranks, judge, table, usual_ranks
 
     counts = asked_ranks(ranks) if ranks else None
+    if (attached := _attached(words, runs)) is not None:
+        found = _from_what_was_seen(attached, words[1:], counts, measure, straggler if replay else None, **options)
+        _show(found, as_json)
+        return
     name, recipe, placement = _asked(words, runs)
     fit, remarks = _fit(name, recipe, placement, options["batch"], measure, data_root)
     asked, assumed = ask(fit, recipe, placement, **options)
     rows = table(fit, asked, counts or usual_ranks(asked))
     replayed = replays(fit, rows, straggler) if replay else []
-    found = document(name, fit, asked, rows, judge(fit, asked, rows), [*remarks, *assumed], replayed)
+    _show(document(name, fit, asked, rows, judge(fit, asked, rows), [*remarks, *assumed], replayed), as_json)
+
+
+def _show(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(found)
     else:
         _print(found)
+
+
+def _attached(words: tuple[str, ...], runs: Path | None) -> Run | None:
+    """The run that is asked about, if it is one of an attached command."""
+    first = words[0] if words else "last"
+    if "=" in first or first.endswith(".toml") or _is_published(first):
+        return None
+    run = Run.find(first, runs_root(runs))
+    return run if run.spec().options.attached is not None else None
+
+
+def _from_what_was_seen(
+    run: Run,
+    words: tuple[str, ...],
+    counts: list[int] | None,
+    measure: bool,
+    straggler: float | None,
+    batch: int | None,
+    weak: bool,
+    **options: Any,
+) -> dict[str, Any]:
+    """An attached command keeps the batch of a rank, so scaling is weak whether it is said or not."""
+    from lockstep.measure.view import view
+    from lockstep.predict.attached import fit_of, remarks, shown
+    from lockstep.predict.document import ask, document_of_attached, replays
+    from lockstep.predict.scaling import judge, table, usual_ranks
+
+    if batch is not None:
+        raise InputError(
+            f"--batch {batch}: only the steps that were seen are known: attach to the command with that batch, or ask about accumulation=N"
+        )
+    accumulation = _accumulation(run, words)
+    seen = shown(view(run))
+    fit = fit_of(seen, accumulation, note, anew=measure)
+    samples = int(fit.compute.alone[0].samples)
+    asked, assumed = ask(fit, fit.recipe, fit.placement, weak=True, batch=samples, **options)
+    rows = table(fit, asked, counts or [count for count in usual_ranks(asked) if count <= USUAL_OF_ATTACHED])
+    replayed = replays(fit, rows, straggler) if straggler else []
+    verdict = judge(fit, asked, rows)
+    return document_of_attached(seen, fit, asked, rows, verdict, [*remarks(seen, accumulation), *assumed], replayed)
+
+
+def _accumulation(run: Run, words: tuple[str, ...]) -> int | None:
+    for word in words:
+        key, _, value = word.partition("=")
+        if key != "accumulation" or not value.isdigit() or not int(value):
+            raise InputError(
+                f"{word}: {run.id} is an attached command, of which nothing can be changed but accumulation=N (passes of a step)"
+            )
+    return int(words[-1].partition("=")[2]) if words else None
 
 
 def _asked(words: tuple[str, ...], runs: Path | None) -> tuple[str | None, Recipe, Placement]:
@@ -108,10 +168,6 @@ def _asked(words: tuple[str, ...], runs: Path | None) -> tuple[str | None, Recip
 
     run = Run.find(first, runs_root(runs))
     spec = run.spec()
-    if spec.options.attached is not None:
-        raise InputError(
-            f"{run.id}: an attached command has no recipe whose steps could be measured: attach to it with more ranks, and compare the two runs"
-        )
     if spec.options.own_loop:
         raise InputError(f"{run.id}: a loop of the user's own cannot be measured step by step: name a recipe instead")
     recipe = msgspec.structs.replace(spec.recipe, batch_per_rank=None)
@@ -155,9 +211,7 @@ def _print(found: dict[str, Any]) -> None:
     what = f"{recipe['model']}, {placement['backend']}, {placement['strategy']}{rounds}; {kept}"
     out.print(styled((found["run"] or recipe["model"], "bold"), f"  {what}"))
     _print_rows(found["rows"])
-    out.print(
-        f"Fitted {found['fit']['made']} in {found['fit']['seconds']:.0f} s; {found['earned_text']}.", soft_wrap=True
-    )
+    out.print(f"{found['basis']}; {found['earned_text']}.", soft_wrap=True)
     for text in found["assumed"]:
         out.print(text, soft_wrap=True)
     if found["replay"]:
@@ -173,7 +227,7 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         if "reason" in row:
             continue
-        passes = f"{row['micro_batch']}" + (f"x{row['accumulation']}" if row["accumulation"] > 1 else "")
+        passes = f"{row['micro_batch'] or '–'}" + (f"x{row['accumulation']}" if row["accumulation"] > 1 else "")
         interval = row["interval_ms"]
         shown.append(
             {
@@ -183,7 +237,7 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
                 "step ms": _ms(row["step_ms"]),
                 "interval ms": f"{_ms(interval[0])}–{_ms(interval[1])}" if interval else "not checked",
                 **{part: _ms(row[f"{part}_ms"]) for part in parts},
-                "samples/s": f"{row['images_per_second']:,.0f}",
+                "samples/s": f"{row['images_per_second']:,.0f}" if row["images_per_second"] else "–",
                 "speed-up": f"{row['speed_up']:.2f}",
                 "efficiency": f"{row['efficiency']:.0%}",
             }

@@ -11,16 +11,14 @@ from lockstep.cli.options import (
     complete_run,
     data_root_option,
     json_option,
-    read_words,
     real,
     runs_option,
-    split_script,
     whole,
     words_argument,
 )
 from lockstep.cli.output import note, print_json
 from lockstep.cli.plan import show_plan
-from lockstep.run import Options, Run, runs_root
+from lockstep.run import Run, runs_root
 
 EPILOG = """\b
 Examples:
@@ -92,19 +90,11 @@ def command(
 ) -> None:
     """Train a recipe on a placement; a run folder comes out."""
     from lockstep.launch import specify
-    from lockstep.launch.api import check, train
-    from lockstep.launch.resume import resumed
+    from lockstep.launch.api import check, requested, train
     from lockstep.report.progress import ProgressLine
 
-    ours, script, script_args = split_script(words)
     earlier = Run.find(resume, runs_root(runs)) if resume else None
-    recipe, placement = resumed(earlier, ours) if earlier else read_words(ours)
-    chosen = Options(
-        resume_from=str(earlier.folder.absolute()) if earlier else None,
-        script=script,
-        script_args=script_args,
-        **options,
-    )
+    recipe, placement, chosen = requested(words, {}, earlier, **options)
     if dry_run:
         folder, spec = specify(recipe, placement, chosen, runs, name)
         check(spec, note)

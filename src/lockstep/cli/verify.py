@@ -155,8 +155,9 @@ def _foreign(
     planned = plan(argv, batch, ranks)
     with _folder(runs, keep) as folder:
         verdict = prove(planned, folder, steps or 8, no_dropout, tell=note)
+    page = _write_page(verdict, argv, runs)
     if as_json:
-        print_json(_foreign_document(verdict))
+        print_json({**_foreign_document(verdict), "page": str(page)})
     else:
         console().print(styled((verdict.sentence, COLOURS_OF_VERDICTS[verdict.verdict])))
         for finding in verdict.findings[1:4]:
@@ -167,8 +168,27 @@ def _foreign(
             console().print(line)
         if verdict.verdict == "same":
             next_step(f"lockstep attach -- {shlex.join(argv)} (where the time of its steps goes)")
+    note(f"page: {page}")
     if verdict.verdict != "same":
         ctx.exit(RunFailed.exit_code)
+
+
+def _write_page(verdict: Verdict, argv: list[str], runs: Path | None) -> Path:
+    """The page, and what it shows as one JSON document beside it."""
+    import json
+
+    from lockstep.attach.command import script_of
+    from lockstep.files import write_atomically
+    from lockstep.report.document import of_parts
+    from lockstep.report.html import page
+    from lockstep.report.proof import proof_part
+    from lockstep.verify.begin import page_folder
+
+    folder = page_folder(runs, script_of(argv))
+    write_atomically(folder / "proof.json", json.dumps(_foreign_document(verdict), indent=1).encode())
+    path = folder / "report.html"
+    write_atomically(path, page(of_parts([proof_part(verdict, argv, script_of(argv))])).encode())
+    return path
 
 
 def _foreign_document(verdict: Verdict) -> dict[str, object]:

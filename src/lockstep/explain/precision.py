@@ -11,7 +11,7 @@ from lockstep.explain.finding import Finding
 from lockstep.explain.twins import same_recipe
 from lockstep.machine.formats import cpu_support, precision_line
 from lockstep.measure.view import RunView
-from lockstep.metrics import METRICS, main_metric, value
+from lockstep.metrics import main_metric, metric_of, value
 from lockstep.statistics import Comparison, compare
 from lockstep.units import counted
 
@@ -38,7 +38,7 @@ def answer(evidence: Evidence) -> Iterator[Finding]:
 def _compared(name: str, mixed: Sequence[RunView], full: Sequence[RunView], evidence: Evidence) -> Finding:
     pairs = _pairs(mixed, full)
     judged = main_metric(evidence.spec.recipe)
-    time, accuracy = (compare(*_values(pairs, metric), METRICS[metric].kind) for metric in ("seconds", judged))
+    time, accuracy = (compare(*_values(pairs, metric), metric_of(metric).kind) for metric in ("seconds", judged))
     memory = _ratio(pairs, "memory")
     hardware = precision_line(name, evidence.spec.placement)
     if time.effect is None:
@@ -51,7 +51,7 @@ def _compared(name: str, mixed: Sequence[RunView], full: Sequence[RunView], evid
     accuracy_text = (
         "not tested"
         if accuracy.effect is None
-        else f"{METRICS[judged].effect(accuracy.effect, None, None)} ({accuracy.verdict})"
+        else f"{metric_of(judged).effect(accuracy.effect, None, None)} ({accuracy.verdict})"
     )
     # What the other format would save: nothing where it is not settled, or where accuracy pays for it.
     saved = 0.0

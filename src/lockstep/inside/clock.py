@@ -50,6 +50,8 @@ class Clock:
         """Within a region in which module calls are of no interest: nearly all of them come from within another one."""
         self.steps = self.events = self.passed = self.own = 0
         """Steps; and what this costs: regions, calls of modules within them, and processor time of writing rows, in nanoseconds."""
+        self.backwards = self.collectives = 0
+        """Backward passes; and collectives by hand between backward and the update."""
         self.ready = 0
         """When the newest gradient of a wrapped model was there."""
         self.exchanges = False
@@ -84,6 +86,10 @@ class Clock:
     @property
     def evaluating(self) -> bool:
         return self._evaluating
+
+    @property
+    def after_backward(self) -> bool:
+        return self._before == BACKWARD and not self.stack
 
     @property
     def between(self) -> bool:

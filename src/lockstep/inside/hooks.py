@@ -14,17 +14,21 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
-from .clock import BACKWARD, CHECKPOINT, EXCHANGE, FORWARD, OPTIMIZER, READING, SCHEDULE, ZEROING
+from .clock import BACKWARD, CHECKPOINT, EXCHANGE, OPTIMIZER, READING, SCHEDULE, ZEROING
 from .frameworks import Frameworks
+from .gradients import FILE as GRADIENTS
+from .gradients import Arrivals
+from .modules import Modules
 from .recorder import Recorder, complain
 from .standins import in_place_of, leave_no_trace
-from .suspects import Suspects
+from .suspects import LOOK_AT, Suspects
 
 COLLECTIVES = (
     "all_gather",
     "all_gather_coalesced",
     "all_gather_into_tensor",
     "all_gather_object",
+    "all_gather_single",
     "all_reduce",
     "all_reduce_coalesced",
     "all_to_all",
@@ -39,6 +43,7 @@ COLLECTIVES = (
     "recv",
     "reduce",
     "reduce_scatter",
+    "reduce_scatter_single",
     "reduce_scatter_tensor",
     "scatter",
     "scatter_object_list",
@@ -59,19 +64,15 @@ class Hooks:
         self._clock.thread = threading.main_thread().ident or 0
         self._suspects = Suspects(self._clock, self._recorder.seen)
         self._recorder.before_beat = self._suspects.told
-        self._learns: dict[int, int] = {}
-        """How many modules there are in each that has learned from a call, by its identity."""
-        self._trains: set[int] = set()
-        """Those that were in training mode then."""
-        self._wrapped: dict[int, LastGradient] = {}
-        """Of models in DDP. A hook on the model itself would be copied and saved with it."""
+        self._modules = Modules(self._recorder, self._suspects)
+        self._arrivals = Arrivals()
         self._iterators: set[type] = set()
         os.register_at_fork(after_in_child=self._recorder.forked)
         atexit.register(self._recorder.close)
         leave_no_trace()
         self.by_module: dict[str, Callable[[Any], None]] = {
             "torch": self._torch,
-            "torch.nn.modules.module": self._modules,
+            "torch.nn.modules.module": self._modules.hook,
             "torch.autograd": self._autograd,
             "torch.optim.optimizer": self._optimizers,
             "torch.optim.lr_scheduler": self._schedulers,
@@ -110,8 +111,17 @@ class Hooks:
 
     def _torch(self, torch: Any) -> None:
         torch.save = self._timed(torch.save, CHECKPOINT)
+        torch.compile = self._compiling(torch.compile)
         for name in READS:
             setattr(torch.Tensor, name, self._read(getattr(torch.Tensor, name), torch.__file__))
+
+    def _compiling(self, function: Any) -> Any:
+        @in_place_of(function)
+        def noted(*args: Any, **keywords: Any) -> Any:
+            self._arrivals.compiled = True
+            return function(*args, **keywords)
+
+        return noted
 
     def _read(self, function: Any, file: str) -> Any:
         clock = self._clock
@@ -138,20 +148,36 @@ class Hooks:
     def _collectives(self, module: Any) -> None:
         for name in COLLECTIVES:
             if hasattr(module, name):
-                setattr(module, name, self._timed(getattr(module, name), EXCHANGE))
+                setattr(module, name, self._collective(getattr(module, name)))
         module.Work.wait = self._timed(module.Work.wait, EXCHANGE)
+
+    def _collective(self, function: Any) -> Any:
+        """The same, counted where gradients are exchanged by hand."""
+        clock = self._clock
+        timed = self._timed(function, EXCHANGE)
+
+        @in_place_of(function)
+        def counted(*args: Any, **keywords: Any) -> Any:
+            if clock.after_backward and get_ident() == clock.thread:
+                clock.collectives += 1
+            return timed(*args, **keywords)
+
+        return counted
 
     def _autograd(self, module: Any) -> None:
         """`Tensor.backward` calls it too."""
-        clock, suspects = self._clock, self._suspects
+        clock, modules, arrivals = self._clock, self._modules, self._arrivals
 
         def timed(function: Any) -> Any:
             @in_place_of(function)
             def backward(*args: Any, **keywords: Any) -> Any:
                 if get_ident() != clock.thread:
                     return function(*args, **keywords)
-                if clock.evaluating and suspects.graded():  # it learns in evaluation mode, and that was no evaluation
-                    self._trains.clear()
+                if clock.evaluating:
+                    modules.learns_in_evaluation_mode()
+                if arrivals.watching:
+                    arrivals.backward_begins()
+                clock.backwards += 1
                 clock.work(BACKWARD)
                 try:
                     return function(*args, **keywords)
@@ -161,61 +187,6 @@ class Hooks:
             return backward
 
         module.backward, module.grad = timed(module.backward), timed(module.grad)
-
-    def _modules(self, module: Any) -> None:
-        """Outermost calls alone are timed, so that a model of a thousand layers costs no more than one.
-
-        PyTorch's global forward hooks would do, but with one registered every call of every layer takes a slower way.
-        """
-        clock, learns, look, wrapped, trains = self._clock, self._learns, self._look, self._wrapped, self._trains
-        passed, graded = self._suspects.passed, self._suspects.graded
-        call, torch = module.Module.__call__, module.torch
-
-        @in_place_of(call)
-        def timed(self: Any, *args: Any, **keywords: Any) -> Any:
-            if clock.busy or torch.compiler.is_compiling() or get_ident() != clock.thread:
-                return call(self, *args, **keywords)
-            size = learns.get(id(self), 0)
-            if torch.is_grad_enabled():
-                size = size or look(self)
-                if not self.training and id(self) in trains:
-                    graded(1)
-                    clock.evaluate(True)
-                else:
-                    if id(self) in wrapped:
-                        passed(wrapped[id(self)].before_forward(self))
-                    clock.work(FORWARD)
-            else:
-                clock.evaluate(size > 0)
-            clock.passed += size
-            try:
-                return call(self, *args, **keywords)
-            finally:
-                clock.leave()
-
-        module.Module.__call__ = timed
-        module.Module.zero_grad = self._recorder.inset(module.Module.zero_grad, ZEROING)
-
-    def _look(self, module: Any) -> int:
-        """A module that learns is called for the first time: how many modules are in it?"""
-        self._learns[id(module)] = size = sum(1 for _ in module.modules())
-        try:
-            inner = getattr(module, "module", None)
-            if inner is not None:
-                self._learns[id(inner)] = size
-            if module.training:
-                self._trains |= {id(module), id(inner)}
-            kinds = {kind.__name__ for kind in type(module).__mro__}
-            for kind, strategy in _STRATEGIES.items():
-                if kind in kinds:
-                    self._recorder.seen["strategy"] = strategy
-            if "DistributedDataParallel" in kinds:
-                self._recorder.seen["find_unused_parameters"] = bool(module.find_unused_parameters)
-                self._recorder.seen["bucket_mb"] = module.bucket_bytes_cap / (1 << 20)
-                self._wrapped[id(module)] = LastGradient(module, self._clock)
-        except Exception as error:
-            complain(f"what kind of model {type(module).__name__} is remains unknown: {error}")
-        return size
 
     def _optimizers(self, module: Any) -> None:
         clock = self._clock
@@ -235,12 +206,26 @@ class Hooks:
                 self._first_step(optimizer)
             steps = clock.steps
             clock.leave_optimizer(id(optimizer))
+            if clock.steps <= LOOK_AT:
+                self._arrivals.know(optimizer)
             if clock.steps > steps:
                 self._suspects.stepped(optimizer)
+                if LOOK_AT <= steps + 1 <= LOOK_AT + 1:
+                    self._look_at_gradients(steps + 1)
 
         module.register_optimizer_step_pre_hook(before)
         module.register_optimizer_step_post_hook(after)
         module.Optimizer.zero_grad = self._recorder.inset(module.Optimizer.zero_grad, ZEROING)
+
+    def _look_at_gradients(self, step: int) -> None:
+        """They are watched in one step."""
+        try:
+            if step == LOOK_AT:
+                self._arrivals.watch()
+            elif self._arrivals.watching:
+                self._recorder.keep(GRADIENTS, self._arrivals.told())
+        except Exception as error:
+            complain(f"how large its gradients are remains unknown: {type(error).__name__}: {error}")
 
     def _schedulers(self, module: Any) -> None:
         """Every kind of schedule that has a way of its own to go on."""
@@ -314,38 +299,3 @@ class Hooks:
                     suspects.fetched(record, perf_counter_ns() - begin)
 
         kind.__next__ = timed
-
-
-_STRATEGIES = {
-    "DistributedDataParallel": "ddp",
-    "DataParallel": "dp",
-    "FullyShardedDataParallel": "fsdp",
-    "FSDPModule": "fsdp",
-}
-
-
-class LastGradient:
-    """Tells the clock when the last gradient of a backward pass is there. All parameters are watched until a pass has shown whose comes last."""
-
-    def __init__(self, module: Any, clock: Any) -> None:
-        self._clock = clock
-        self._latest: Any = None
-        self._handles = [
-            (parameter, parameter.register_post_accumulate_grad_hook(self._seen))
-            for parameter in module.parameters()
-            if parameter.requires_grad
-        ]
-
-    def _seen(self, parameter: Any) -> None:
-        self._latest = parameter
-        self._clock.ready = perf_counter_ns()
-
-    def before_forward(self, module: Any) -> bool:
-        """DDP decides in its forward pass whether the backward pass exchanges."""
-        exchanges = self._clock.exchanges = bool(module.require_backward_grad_sync)
-        if self._latest is not None and len(self._handles) > 1:
-            for parameter, handle in self._handles:
-                if parameter is not self._latest:
-                    handle.remove()
-            self._handles = self._handles[:1]
-        return exchanges

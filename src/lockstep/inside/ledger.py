@@ -1,7 +1,7 @@
 """What a rank writes down of each step for `lockstep verify -- COMMAND`: its samples, losses, gradients on their way, settings and updates.
 
 ranks/0001/steps.jsonl    a line for each step, written when the step is done
-ranks/0001/3.f64          the sketches of step 3: own gradient, its absolute values, exchanged gradient, final gradient, update
+ranks/0001/3.f64          the sketches of step 3: own gradient, its absolute values, exchanged gradient, final gradient, update, weights before it
 ranks/0001/done           all steps that were asked for are there
 problems/PID              why not
 """
@@ -12,29 +12,12 @@ import sys
 from typing import Any
 
 from .orders import Orders
+from .parameters import Parameters
 from .proof_files import ProofFiles
-from .sketch import coarse, content, digest, samples, sketch
+from .sketch import content, digest, samples
 
-# A parameter's sketch has at most so many numbers: a step of 160 parameters takes 3 MB.
-SIZE = 512
-# Modules whose ranks hold parts of the parameters.
-SHARDS = ("FullyShardedDataParallel", "FSDPModule")
 # A loader may be some batches ahead of the model.
 AHEAD = 4
-
-
-class Parameter:
-    """One parameter: its name, what it was when it was first seen, and what is known of its gradient in this step."""
-
-    def __init__(self, tensor: Any) -> None:
-        self.name, self.tensor = "", tensor
-        self.origin = digest(tensor)
-        self.own: list[Any] | None = None
-        """Sketch, absolute values, and the coarse format, of this rank's own gradient: the sum of its passes."""
-        self.arrived = False
-        """It has got a gradient in this step."""
-        self.clipped: tuple[Any, str] | None = None
-        """The sketch of the gradient when it was first clipped, and its coarse format."""
 
 
 class Ledger:
@@ -46,13 +29,12 @@ class Ledger:
         self.inside = False
         """Within a module's call: modules called now are parts of it."""
         self._modules: dict[int, tuple[Any, bool]] = {}
-        self._known: dict[int, Parameter] = {}
+        self._parameters = Parameters(self.give_up)
         self._batches: list[Any] = []
         self._optimizers: list[Any] = []
         self._stepping: Any = None
         self._steps = 0
         self._sizes: list[int] = []
-        self._sharded = False
         self._epochs: list[list[int]] = []
         self._orders = Orders(settings["replay"])
         self._before: dict[str, Any] = {}
@@ -77,49 +59,14 @@ class Ledger:
 
     def _meet(self, module: Any) -> bool:
         torch = sys.modules["torch"]
-        named = [(name, each) for name, each in module.named_parameters() if each.requires_grad]
-        self._sharded = self._sharded or any(
-            kind.__name__ in SHARDS for part in module.modules() for kind in type(part).__mro__
-        )
-        taken = {parameter.name for parameter in self._known.values()}
-        for number, (name, tensor) in enumerate(named):
-            found = self._know(tensor)
-            if not found.name:
-                name = name.replace("_orig_mod.", "").removeprefix("module.")
-                found.name = name if name not in taken else f"{type(module).__name__}.{name}"
-                if self._settings["perturb"]:
-                    _perturb(tensor, float(self._settings["perturb"]), number)
+        learns = self._parameters.meet(module, float(self._settings["perturb"]))
         if self._settings["no_dropout"]:
             for part in module.modules():
                 if isinstance(part, _dropouts(torch.nn)):
                     part.p = 0.0
                 elif isinstance(part, torch.nn.RNNBase):
                     part.dropout = 0.0
-        return bool(named)
-
-    def _know(self, tensor: Any) -> Parameter:
-        """A parameter of a module or of an optimizer, whichever comes first. A module tells its name."""
-        if id(tensor) not in self._known:
-            self._known[id(tensor)] = Parameter(tensor)
-            tensor.register_hook(lambda gradient, of=tensor: self._arrived(of, gradient))
-        return self._known[id(tensor)]
-
-    def _arrived(self, tensor: Any, gradient: Any) -> None:
-        """This rank's own gradient, before it is added to what was there, and before any exchange. Autograd passes it on as it is."""
-        if not self.recording:
-            return
-        try:
-            parameter = self._known[id(tensor)]
-            values, sizes = sketch(gradient, SIZE)
-            parameter.arrived = True
-            fresh = tensor.grad is None or not bool(sketch(tensor.grad, SIZE)[1].any())
-            if fresh or parameter.own is None:
-                parameter.own = [values, sizes, coarse(gradient)]
-            else:
-                parameter.own[0] += values
-                parameter.own[1] += sizes
-        except Exception as error:
-            self.give_up(error)
+        return learns
 
     def begin_pass(self, module: Any, args: Any, keywords: Any) -> None:
         torch = sys.modules["torch"]
@@ -187,14 +134,13 @@ class Ledger:
 
     def clip(self, kind: str, limit: float) -> None:
         if not self._clips:
-            for parameter in self._known.values():
-                if parameter.tensor.grad is not None:
-                    gradient = parameter.tensor.grad
-                    parameter.clipped = sketch(gradient, SIZE)[0], coarse(gradient)
+            self._parameters.clips()
         self._clips.append({"kind": kind, "limit": limit, "norm": None})
 
     def clipped(self, norm: Any) -> None:
-        if self._clips and norm is not None:
+        if (
+            self._clips and norm is not None and not hasattr(norm, "to_local")
+        ):  # a divided one would have to be gathered
             self._clips[-1]["norm"] = float(norm)
 
     # --- the update ---
@@ -211,55 +157,21 @@ class Ledger:
         """The gradients that the update gets, and the weights that it changes. A closure may be called several times: the last time counts."""
         if optimizer not in self._optimizers:
             self._optimizers.append(optimizer)
-        found: dict[str, Any] = {"layout": [], "final": [], "exchanged": [], "own": [], "size": [], "weights": []}
-        for tensor in (tensor for group in optimizer.param_groups for tensor in group["params"]):
-            self._add(found, self._know(tensor))
-        self._before = found
+        self._before = self._parameters.before(_updated(optimizer))
 
     closure_called = _look
-
-    def _add(self, found: dict[str, Any], parameter: Parameter) -> None:
-        torch = sys.modules["torch"]
-        tensor = parameter.tensor
-        weights = sketch(tensor, SIZE)[0]
-        nothing = torch.zeros_like(weights)
-        final = nothing if tensor.grad is None else sketch(tensor.grad, SIZE)[0]
-        own = parameter.own if parameter.own is not None and parameter.arrived else [nothing, nothing, ""]
-        found["weights"].append(weights)
-        found["final"].append(final)
-        exchanged = parameter.clipped or (final, "" if tensor.grad is None else coarse(tensor.grad))
-        found["exchanged"].append(exchanged[0])
-        found["own"].append(own[0])
-        found["size"].append(own[1])
-        found["layout"].append(
-            {
-                "name": parameter.name or f"parameter {len(found['layout']) + 1}",
-                "length": len(weights),
-                "type": str(tensor.dtype).removeprefix("torch."),
-                "origin": parameter.origin,
-                "before": digest(tensor),
-                "after": "",
-                "seen": parameter.arrived or tensor.grad is None,
-                "own_format": own[2],
-                "format": exchanged[1],
-            }
-        )
 
     def after_step(self, optimizer: Any) -> None:
         if self._stepping is not optimizer:
             return
         self._stepping = None
         torch = sys.modules["torch"]
-        before, updates = self._before, []
-        tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
-        for tensor, was, entry in zip(tensors, before["weights"], before["layout"]):  # noqa: B905
-            updates.append(sketch(tensor, SIZE)[0] - was)
-            entry["after"] = digest(tensor)
-            self._known[id(tensor)].arrived = False
+        before = self._before
+        updates = self._parameters.after(_updated(optimizer), before)
         self._steps += 1
-        quantities = [before["own"], before["size"], before["exchanged"], before["final"], updates]
+        quantities = [*(before[name] for name in ("own", "size", "exchanged", "final")), updates, before["weights"]]
         self._files.write_step(
-            content(torch.cat([torch.cat(each) for each in quantities])) if tensors else b"",
+            content(torch.cat([torch.cat(each) for each in quantities])) if updates else b"",
             {
                 "step": self._steps,
                 "optimizer": self._optimizers.index(optimizer),
@@ -272,16 +184,14 @@ class Ledger:
                 "layout": before["layout"],
                 "buffers": self._buffers(),
                 "batch_sizes": self._sizes,
-                "sharded": self._sharded,
+                "unknown": self._parameters.unknown,
                 "epochs": self._epochs,
                 "orders": self._orders.seen,
             },
         )
-        for parameter in self._known.values():
-            parameter.clipped = None
         self._begin()
         if self._steps >= self._settings["steps"]:
-            self.recording = False
+            self.recording = self._parameters.watching = False
             self._files.write_done()
             if self._settings["park"]:  # until all ranks are here: they are ended together
                 self._files.wait_until_over()
@@ -293,7 +203,7 @@ class Ledger:
     def give_up(self, error: BaseException) -> None:
         """Whatever is wrong with us is not the script's business: it goes on, unseen."""
         if self.recording:
-            self.recording = False
+            self.recording = self._parameters.watching = False
             self._files.write_problem(error)
 
 
@@ -301,12 +211,8 @@ def _dropouts(nn: Any) -> Any:
     return nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout
 
 
-def _perturb(tensor: Any, size: float, seed: int) -> None:
-    """Change every weight by a random share of itself: what rounding may do, on purpose."""
-    torch = sys.modules["torch"]
-    noise = torch.rand(tensor.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2 - 1
-    with torch.no_grad():
-        tensor.mul_((1 + size * noise).to(tensor.dtype).to(tensor.device))
+def _updated(optimizer: Any) -> list[Any]:
+    return [tensor for group in optimizer.param_groups for tensor in group["params"]]
 
 
 def _numbers(group: dict[str, Any]) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """The files of a rank for `lockstep verify -- COMMAND`. verify/foreign/records.py reads them.
 
 ranks/0001/world          how many ranks there are
-ranks/0001/3.f64          the sketches of step 3: own gradient, its absolute values, exchanged gradient, final gradient, update
+ranks/0001/3.f64          the sketches of step 3: own gradient, its absolute values, exchanged gradient, final gradient, update, weights before it
 ranks/0001/steps.jsonl    a line for each step, written after its sketches
 ranks/0001/done           all steps that were asked for are there
 problems/4711             why the process of this id is not watched any more

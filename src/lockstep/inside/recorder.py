@@ -179,6 +179,11 @@ class Recorder:
             },
         )
 
+    def keep(self, name: str, content: dict[str, Any]) -> None:
+        """A file of the rank's own."""
+        if self._rows is not None:
+            self._write(name, content)
+
     def _write(self, name: str, content: dict[str, Any]) -> None:
         """A reader sees the old file or the new one."""
         temporary = self._path(f".tmp-{os.getpid()}-{name}")

@@ -48,24 +48,59 @@ def rows(tensor: Any) -> list[str]:
     return [blake2b(data[at * size : (at + 1) * size], digest_size=DIGEST).hexdigest() for at in range(count)]
 
 
+class Part:
+    """Which part of a divided tensor this rank has: from where on, of how many entries in all, and how many ranks have the same part."""
+
+    def __init__(self, offset: int, total: int, copies: int) -> None:
+        self.offset, self.total, self.copies = offset, total, copies
+
+
+def part_of(tensor: Any) -> Part | None:
+    """Of a DTensor whose rows are divided once, as `fully_shard` does it, and else replicated; None for every other one."""
+    mesh, placements = getattr(tensor, "device_mesh", None), getattr(tensor, "placements", ())
+    if mesh is None or not tensor.dim():
+        return None
+    place, offset, copies, divided = mesh.get_coordinate(), 0, 1, 0
+    columns = tensor.numel() // (len(tensor) or 1)
+    for dimension, placement in enumerate(placements):
+        if placement.is_replicate():
+            copies *= mesh.size(dimension)
+        elif placement.is_shard(0) and type(placement).__name__ == "Shard":
+            divided += 1
+            rows = -(-len(tensor) // mesh.size(dimension))  # as torch.chunk divides them
+            offset = min(place[dimension] * rows, len(tensor)) * columns
+        else:
+            return None
+    return Part(offset, tensor.numel(), copies) if divided < 2 else None
+
+
 def sketch(tensor: Any, size: int) -> tuple[Any, Any]:
-    """The sketch of a tensor in float64, and that of its absolute values without signs, which bounds the rounding of sums."""
+    """The sketch of a tensor in float64, and that of its absolute values without signs, which bounds the rounding of sums.
+
+    Of a divided tensor this rank's part of it: those of all ranks add up to the sketch of the whole.
+    """
     torch = _torch()
     flat = plain(tensor).reshape(-1)
-    if flat.numel() <= size:
-        values = flat.to("cpu", torch.float64)
-        return values.clone(), values.abs()
-    count = -(-flat.numel() // size)
-    signs = torch.randint(0, 2, (count,), generator=torch.Generator().manual_seed(flat.numel()))
+    part = part_of(tensor) or Part(0, flat.numel(), 1)
+    if part.total <= size:
+        values = torch.zeros(part.total, dtype=torch.float64)
+        values[part.offset : part.offset + flat.numel()] = flat.to("cpu", torch.float64) / part.copies
+        return values, values.abs()
+    count = -(-part.total // size)
+    signs = torch.randint(0, 2, (count,), generator=torch.Generator().manual_seed(part.total))
     signs = signs.to(torch.float64) * 2 - 1
     values, sizes = torch.zeros(size, dtype=torch.float64), torch.zeros(size, dtype=torch.float64)
     step = max(1, PART // size)
-    for first in range(0, count, step):
-        part = flat[first * size : (first + step) * size].to("cpu", torch.float64)
-        missing = -part.numel() % size
-        part = torch.cat((part, part.new_zeros(missing))).view(-1, size)
-        values += signs[first : first + len(part)] @ part
-        sizes += part.abs().sum(0)
+    for first in range(part.offset // size, count, step):
+        begin = max(0, first * size - part.offset)
+        rows = flat[begin : max(begin, (first + step) * size - part.offset)].to("cpu", torch.float64) / part.copies
+        if not rows.numel():
+            break
+        before = max(0, part.offset - first * size)
+        missing = -(before + rows.numel()) % size
+        rows = torch.cat((rows.new_zeros(before), rows, rows.new_zeros(missing))).view(-1, size)
+        values += signs[first : first + len(rows)] @ rows
+        sizes += rows.abs().sum(0)
     return values, sizes
 
 

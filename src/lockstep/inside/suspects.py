@@ -148,6 +148,7 @@ class Suspects:
             self.seen["scheduled"] = max(self._schedulers.values())
         self.seen["evaluated_by"] = [record for record in self._loaders.values() if record["evaluated"]][:4]
         self.seen["steps"] = clock.steps
+        self.seen["backwards"], self.seen["collectives"] = clock.backwards, clock.collectives
         now = _scheduled() if self._before is not None and get_ident() == clock.thread else None
         if self._before is not None and now is not None:
             self.seen["ran_seconds"] = (now[0] - self._before[0]) / 1e9

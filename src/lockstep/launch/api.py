@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from lockstep.errors import InputError
 from lockstep.launch import detached
 from lockstep.launch.execution import execute
 from lockstep.launch.preparation import prepare
 from lockstep.launch.remarks import cannot_look, decisions, remarks, warnings
+from lockstep.launch.resume import resumed
 from lockstep.launch.slurm import launcher as slurm
 from lockstep.launch.supervise import Progress
 from lockstep.machine import facts
 from lockstep.placement import Placement
 from lockstep.recipe import Recipe
 from lockstep.run import Options, Run, Spec
+from lockstep.words import read_words, split_script
+
+
+def requested(
+    words: tuple[str, ...], base: Mapping[str, Any], earlier: Run | None, **options: Any
+) -> tuple[Recipe, Placement, Options]:
+    """What the words ask for, with the settings `base` that they may change, or with the run that is gone on from. `options`: those of `Options`."""
+    ours, script, script_args = split_script(words)
+    if earlier and base:
+        raise InputError(
+            "resume: the earlier run says what is computed: state what changes as words or keywords, not as Recipe or Placement"
+        )
+    recipe, placement = resumed(earlier, ours) if earlier else read_words(ours, base)
+    resume_from = str(earlier.folder.absolute()) if earlier else None
+    return recipe, placement, Options(resume_from=resume_from, script=script, script_args=script_args, **options)
 
 
 def train(

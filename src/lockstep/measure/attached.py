@@ -1,17 +1,19 @@
-"""What only attached commands have: the named parts of a step's "other", and what the script itself has logged (inside/layout.py)."""
+"""What only attached commands have: the named parts of a step's "other", the sizes of gradients, and what the script itself has logged
+(inside/layout.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lockstep import shapes
+from lockstep.inside.gradients import FILE as GRADIENTS_FILE
 from lockstep.inside.layout import BESIDE, BESIDE_FILE, LOGGED_FILE
 from lockstep.measure.phases import Rows
-from lockstep.reading import Damaged, read_file, read_records
+from lockstep.reading import Damaged, read_file, read_record, read_records
 
 ROW = np.dtype([*((f"{name}_ns", "<i8") for name in BESIDE), ("reads", "<i8")])
 
@@ -44,6 +46,14 @@ def beside(steps: Sequence[Rows], rows: Sequence[Rows]) -> dict[str, float]:
         found.append(named[: len(of_rank)][kept if kept.any() else ~kept])
     means = {name: float(np.mean([rank[f"{name}_ns"].mean() for rank in found])) / 1e9 for name in BESIDE}
     return {**means, "reads": float(np.mean([rank["reads"].mean() for rank in found]))}
+
+
+def read_gradients(folder: Path) -> dict[str, Any]:
+    """Bytes and times of a rank's gradients; empty where they were not seen."""
+    try:
+        return read_record(folder / GRADIENTS_FILE, shapes.Gradients) or {}
+    except Damaged:
+        return {}
 
 
 def read_logged(folder: Path) -> list[Logged]:

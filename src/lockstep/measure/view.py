@@ -127,6 +127,10 @@ class RunView(Run):
 
         return self._once("beside", find)
 
+    def gradients(self) -> dict[str, Any]:
+        """Bytes and times of the gradients of an attached command's first rank; empty where they were not seen."""
+        return self._once("gradients", lambda: attached.read_gradients(self.rank_folder(0)))
+
     def logged(self) -> list[Logged]:
         """What an attached script has logged, as its first rank that logs has it."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,8 +13,10 @@ from lockstep.errors import InputError
 from lockstep.launch.emulated.link import parse_link
 from lockstep.placement import Placement, ranks_per_host
 from lockstep.predict import check
+from lockstep.predict.assumed import SAID, bounds
+from lockstep.predict.attached import Shown
 from lockstep.predict.fit import Fit, age
-from lockstep.predict.interval import FEWEST, KINDS, LIKELY, NEARLY_SURE, interval, kind_of
+from lockstep.predict.interval import FEWEST, KINDS, LIKELY, NEARLY_SURE, Interval, interval, kind_of
 from lockstep.predict.messages import ROUNDS
 from lockstep.predict.model import missed
 from lockstep.predict.replay import replay, script_of
@@ -170,6 +172,47 @@ def document(
     replayed: Sequence[dict[str, Any]],
 ) -> dict[str, Any]:
     figures, text = earned()
+    checked = figures["kinds"] if figures else {}
+
+    def intervals(row: Row) -> tuple[Interval | None, ...]:
+        assert row.case
+        assert row.step
+        kind = kind_of(fit, row.case)
+        return tuple(interval(row.step.seconds, kind, row.ranks, checked, level) for level in (LIKELY, NEARLY_SURE))
+
+    assumed = [*remarks, *beyond(fit, rows), *(widened(fit, rows, figures) if figures else [])]
+    found = _document(name, fit, ask, rows, verdict, assumed, replayed, intervals)
+    basis = f"Fitted {age(fit)} in {fit.seconds:.0f} s"
+    return found | {"basis": basis, "earned": figures, "earned_text": text}
+
+
+def document_of_attached(
+    seen: Shown,
+    fit: Fit,
+    ask: Ask,
+    rows: Sequence[Row],
+    verdict: Verdict,
+    remarks: Sequence[str],
+    replayed: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
+    """The same for a fit that is made of what was seen of a command: with ranges instead of intervals that were earned."""
+    found = _document(seen.name, fit, ask, rows, verdict, remarks, replayed, lambda row: (None, bounds(fit, seen, row)))
+    if seen.batch is None:
+        for row in found["rows"]:
+            row |= dict.fromkeys(("global_batch", "micro_batch", "images_per_second"))
+    return found | {"basis": f"From what was seen {age(fit)}", "earned": None, "earned_text": SAID}
+
+
+def _document(
+    name: str | None,
+    fit: Fit,
+    ask: Ask,
+    rows: Sequence[Row],
+    verdict: Verdict,
+    assumed: Sequence[str],
+    replayed: Sequence[dict[str, Any]],
+    intervals: Callable[[Row], tuple[Interval | None, ...]],
+) -> dict[str, Any]:
     return {
         "run": name,
         "recipe": msgspec.to_builtins(fit.recipe),
@@ -185,25 +228,19 @@ def document(
         "link": str(ask.link),
         "algorithm": ask.algorithm,
         "every": ask.every,
-        "assumed": [*remarks, *beyond(fit, rows), *(widened(fit, rows, figures) if figures else [])],
-        "rows": [_row(fit, row, figures) for row in rows],
+        "assumed": list(assumed),
+        "rows": [_row(fit, row, intervals) for row in rows],
         "verdict": asdict(verdict),
-        "earned": figures,
-        "earned_text": text,
         "replay": list(replayed),
     }
 
 
-def _row(fit: Fit, row: Row, figures: dict[str, Any] | None) -> dict[str, Any]:
+def _row(fit: Fit, row: Row, intervals: Callable[[Row], tuple[Interval | None, ...]]) -> dict[str, Any]:
     if row.step is None or row.case is None:
         return {"ranks": row.ranks, "reason": row.reason}
     step = row.step
     milliseconds = {f"{part}_ms": seconds * 1e3 for part, seconds in asdict(step).items()}
-    kind = kind_of(fit, row.case)
-    likely, sure = (
-        interval(step.seconds * 1e3, kind, row.ranks, figures["kinds"] if figures else {}, level)
-        for level in (LIKELY, NEARLY_SURE)
-    )
+    likely, sure = ([1e3 * end for end in found] if found else None for found in intervals(row))
     return {
         "ranks": row.ranks,
         "hosts": row.case.hosts,
@@ -212,9 +249,9 @@ def _row(fit: Fit, row: Row, figures: dict[str, Any] | None) -> dict[str, Any]:
         "micro_batch": row.case.micro,
         "accumulation": row.case.accumulation,
         "step_ms": step.seconds * 1e3,
-        "kind": kind,
-        "likely_ms": list(likely) if likely else None,
-        "interval_ms": list(sure) if sure else None,
+        "kind": kind_of(fit, row.case),
+        "likely_ms": likely,
+        "interval_ms": sure,
         **milliseconds,
         "images_per_second": row.images_per_second,
         "speed_up": row.speed_up,

@@ -212,10 +212,10 @@ def _next(fit: Fit, ask: Ask, row: Row, cause: str, lost: float) -> str:
         "waiting": f"hosts that do nothing else, and pinned ranks, make steps more even; local SGD (--every {ROUND}) waits less often.",
     }
     begin = f"{lost:.0%} of a step at {row.ranks} ranks is {CAUSES[cause]}: "
-    return begin + (advice.get(cause) or _less_exchange(fit, row.case, row.step.seconds))
+    return begin + (advice.get(cause) or _less_exchange(fit, ask, row.case, row.step.seconds))
 
 
-def _less_exchange(fit: Fit, case: Case, now: float) -> str:
+def _less_exchange(fit: Fit, ask: Ask, case: Case, now: float) -> str:
     """What would shorten a step of `now` seconds, the most effective first."""
     changed: dict[str, Case] = {}
     if case.every is None and not fit.norms:
@@ -228,5 +228,6 @@ def _less_exchange(fit: Fit, case: Case, now: float) -> str:
     tried = sorted((predict(fit, other).seconds, text) for text, other in changed.items())
     better = [f"{text} would make it {duration(seconds)}" for seconds, text in tried if seconds < 0.95 * now]
     if not better:
-        return "a larger batch gives more to compute for each exchange (--batch, or --weak)."
+        how = "" if ask.weak else " (--batch, or --weak)"
+        return f"a larger batch of a rank gives more to compute for each exchange{how}."
     return f"{'; '.join(better)} instead of {duration(now)}."

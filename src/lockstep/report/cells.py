@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lockstep.metrics import METRICS
+from lockstep.metrics import metric_of
 from lockstep.report.subject import Subject
 from lockstep.report.views import Cell, Claim, Published, Table
 from lockstep.units import text
@@ -19,10 +19,10 @@ def table(subject: Subject) -> Table | None:
     if subject.kind == "run":
         return None
     metrics, sources = document["metrics"], document.get("published", [])
-    labels = [METRICS[metric].title(document["target_accuracy"]) for metric in metrics]
+    labels = [metric_of(metric).title(document["target_accuracy"]) for metric in metrics]
     published = [f"published ({source['source'].partition(':')[0]})" for source in sources]
     # Where nothing is asked about time, runs were made with no thought of it.
-    speeds = ["speed-up"] if not all(METRICS[metric].learned for metric in metrics) else []
+    speeds = ["speed-up"] if not all(metric_of(metric).learned for metric in metrics) else []
     speeds += ["efficiency"] if speeds and any(cell.get("efficiency") is not None for cell in document["cells"]) else []
     columns = ["cell", "runs", *labels, *speeds, *published]
     rows = [_row(cell, metrics, speeds, sources) for cell in document["cells"]]
@@ -61,7 +61,7 @@ def effects(subject: Subject) -> Table | None:
     found = subject.comparison.get("effects") or []
     rows = [
         [
-            Cell(METRICS[one["metric"]].title(subject.comparison["target_accuracy"])),
+            Cell(metric_of(one["metric"]).title(subject.comparison["target_accuracy"])),
             Cell(one["factor"]),
             Cell(one["level"]),
             Cell(one["text"], one["effect"]),
@@ -108,7 +108,7 @@ def _figure(metric: str, column: Document | None) -> Cell:
     compared = [effect(metric, against), verdict(against)] if against else ["baseline"]
     missed = f"reached in {column['n'] - column['missed']} of {column['n']} runs" if column["missed"] else ""
     return Cell(
-        text=METRICS[metric].text(column["median"], column["low"], column["high"], column["n"]),
+        text=metric_of(metric).text(column["median"], column["low"], column["high"], column["n"]),
         value=column["median"],
         notes=[note for note in (missed, *compared) if note],
         faint=against is not None and against["verdict"] in ("not significant", "too few", "the same"),
@@ -124,7 +124,7 @@ def verdict(against: Document) -> str:
 
 
 def effect(metric: str, against: Document) -> str:
-    return METRICS[metric].effect(against["effect"], against["low"], against["high"], against["n"])
+    return metric_of(metric).effect(against["effect"], against["low"], against["high"], against["n"])
 
 
 def published(subject: Subject) -> list[Published]:
@@ -145,7 +145,7 @@ def _claim(claim: Document, metric: str) -> Claim:
     theirs = None if claim["published_ratio"] is None else f"published {text(claim['published_ratio'], 'times')}"
     ours = None
     if claim["ours"] is not None:
-        ours = f"here {METRICS[metric].effect(claim['ours'], claim['low'], claim['high'], claim['n'])}"
+        ours = f"here {metric_of(metric).effect(claim['ours'], claim['low'], claim['high'], claim['n'])}"
     return Claim(
         text=claim["text"],
         verdict=claim["verdict"],

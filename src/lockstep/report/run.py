@@ -9,7 +9,7 @@ from lockstep import units
 from lockstep.inside.layout import BESIDE
 from lockstep.measure.phases import NAMES, TIMED, Parts, last_in, phases_line
 from lockstep.measure.view import RunView
-from lockstep.metrics import METRICS, learned_keys, recorded
+from lockstep.metrics import learned_keys, metric_of, recorded
 from lockstep.placement import changes_mathematics, unknown_mathematics
 from lockstep.report.views import Cell, Table
 
@@ -46,7 +46,7 @@ def facts(run: RunView) -> Facts:
         ("divided in the end", " + ".join(map(str, summary.get("shares") or [])) if placement.shares == "auto" else ""),
         ("steps", f"{by_epoch}{plan.total_steps:,} in all"),
         *((recorded(key).label, recorded(key).text(summary.get(key))) for key in learned),
-        *((METRICS[name].label, METRICS[name].text(METRICS[name].of(run, None))) for name in figures),
+        *((metric_of(name).label, metric_of(name).text(metric_of(name).of(run, None))) for name in figures),
         ("a step takes", phases_line(phases) if phases else ""),
         ("other is", _named(run, phases) if phases else ""),
         ("logged", _logged(run)),

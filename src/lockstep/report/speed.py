@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from lockstep.metrics import METRICS
+from lockstep.metrics import metric_of
 from lockstep.report.prediction import predicted
 from lockstep.report.subject import Subject
 from lockstep.report.views import Axis, Dot, Lines, Scatter, Series, short, shorts, sure
@@ -127,7 +127,7 @@ def trade_off(subject: Subject) -> Scatter | None:
 
 
 def _axis(metric: str) -> Axis:
-    return Axis(label=METRICS[metric].label, unit=METRICS[metric].unit)
+    return Axis(label=metric_of(metric).label, unit=metric_of(metric).unit)
 
 
 def _dot(subject: Subject, group: Group) -> Dot | None:
@@ -151,5 +151,5 @@ def _median(group: Group, metric: str) -> Triple | None:
     known = list(observed(group, metric, None).values())
     if not known:
         return None
-    between = median_interval(known, log=METRICS[metric].by_ratio)
+    between = median_interval(known, log=metric_of(metric).by_ratio)
     return statistics.median(known), between.low if between else None, between.high if between else None

@@ -33,6 +33,7 @@ WORDS: dict[Kind, tuple[Verdict, Verdict]] = {
     "accuracy": ("better", "worse"),
     "loss": ("worse", "better"),
     "size": ("higher", "lower"),
+    "measure": ("higher", "lower"),
 }
 
 
@@ -89,6 +90,8 @@ class _PairedTest:
         scaled = kind in ("time", "rate", "size")
         self.ratio = kind != "accuracy" and min([*cell, *baseline], default=0.0) > 0
         self.margin = math.log1p(MARGIN_RATIO) if self.ratio else MARGIN_DIFFERENCE
+        if kind == "measure" and not self.ratio:  # on a scale of its own, with values below zero
+            self.margin = MARGIN_RATIO * statistics.median([abs(value) for value in (*cell, *baseline)] or [0.0])
         a, b = ([math.log(v) if self.ratio else v for v in values] for values in (cell, baseline))
         # Machines drift, so times are compared over pairs near each other. What a seed does to an accuracy it does to both of
         # its pair and to no neighbour: there each pair has a level of its own, which makes this a signed-rank test (with the

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from lockstep.errors import InputError
-from lockstep.metrics import METRICS, USUAL, Kind, common_target, fitting
+from lockstep.metrics import USUAL, Kind, common_target, fitting, metric_of
 from lockstep.run import Run
 from lockstep.statistics import ALPHA, WORDS, Comparison, Interval, median_interval
 from lockstep.study import effects, fairness, gather, stability
@@ -226,7 +226,7 @@ def _column(metric: str, group: Group, target: float | None, against: Comparison
 
 def _interval(metric: str, group: Group, values: Sequence[float]) -> Interval | None:
     """Of a time to an accuracy, what the seeds and what the starts of the race leave open add up."""
-    figure = METRICS[metric]
+    figure = metric_of(metric)
     found = median_interval(values, log=figure.by_ratio)
     if found is None or figure.of_placement or figure.learned or group.time is None:
         return found
@@ -278,7 +278,7 @@ def _published(found: Published, groups: Sequence[Group], target: float | None) 
                 "ours": against.effect if against else None,
                 "low": against.low if against else None,
                 "high": against.high if against else None,
-                "verdict": _claim_verdict(claim.same, METRICS[claim.metric].kind, against),
+                "verdict": _claim_verdict(claim.same, metric_of(claim.metric).kind, against),
                 "why": claim.why,
                 "known": known(by_name[claim.more], by_name[claim.less], claim.metric) if against else "",
             }

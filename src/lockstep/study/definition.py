@@ -13,12 +13,13 @@ from msgspec import Meta
 
 from lockstep import toml
 from lockstep.errors import InputError
-from lockstep.metrics import METRICS, USUAL, fitting
+from lockstep.metrics import USUAL, fitting, known_metrics
 from lockstep.placement import Placement
 from lockstep.recipe import Positive, PositiveFloat, Recipe
 from lockstep.run import check_name
 from lockstep.settings import load
 from lockstep.shapes import Number
+from lockstep.task import name_of
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 Keys = dict[str, Any]
@@ -131,12 +132,15 @@ def check(study: Study) -> Study:
 
     if study.baseline is not None:
         known("baseline", "cell", study.baseline, cells)
+    recipes = [study.settings(cell)[0] for cell in cells]
+    metrics = known_metrics(recipes)
+    study = msgspec.structs.replace(study, metrics=[name_of(metric) for metric in study.metrics])
     for metric in study.metrics:
-        known("metrics", "metric", metric, METRICS)
+        known("metrics", "metric", metric, metrics)
     for claim in [claim for published in study.published for claim in published.claims]:
         known("published.claims", "cell", claim.more, cells)
         known("published.claims", "cell", claim.less, cells)
-        known("published.claims", "metric", claim.metric, METRICS)
+        known("published.claims", "metric", claim.metric, metrics)
     for cell in [cell for published in study.published for cell in published.curves]:
         known("published.curves", "cell", cell, cells)
     for cell, keys in cells.items():
@@ -144,8 +148,7 @@ def check(study: Study) -> Study:
             raise InputError(
                 f"cell '{cell}' sets seed: seeds are the same in all cells; state seeds = [1, 2, …] instead"
             )
-    metrics = fitting(study.metrics, [study.settings(cell)[0] for cell in cells])
-    return msgspec.structs.replace(study, metrics=metrics)
+    return msgspec.structs.replace(study, metrics=fitting(study.metrics, recipes))
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from lockstep.metrics import METRICS
+from lockstep.metrics import metric_of
 from lockstep.statistics import ALPHA, MARGIN_DIFFERENCE, MARGIN_RATIO, WORDS, t_quantile
 from lockstep.study.definition import Study
 from lockstep.study.gather import Group
@@ -40,7 +40,7 @@ def effects(study: Study, groups: Sequence[Group], target: float | None) -> list
 
 
 def _of_metric(study: Study, cells: dict[Levels, Group], metric: str, target: float | None) -> list[dict[str, Any]]:
-    scaled = METRICS[metric].by_ratio
+    scaled = metric_of(metric).by_ratio
     values = {levels: observed(group, metric, target) for levels, group in cells.items()}
     shared = sorted(set.intersection(*(set(each) for each in values.values())), key=str)
     usable = [
@@ -71,7 +71,7 @@ def _of_metric(study: Study, cells: dict[Levels, Group], metric: str, target: fl
             ]
             contrasts.append((f"{one} and {other}", f"{x} with {y}", shifts))
     error = (
-        LEVEL if METRICS[metric].of_placement and all(group.time for group in cells.values()) else ALPHA / len(LOOKS)
+        LEVEL if metric_of(metric).of_placement and all(group.time for group in cells.values()) else ALPHA / len(LOOKS)
     )
     return [_effect(metric, *contrast, alpha=error / len(contrasts)) for contrast in contrasts]
 
@@ -83,7 +83,7 @@ def _mean(row: dict[Levels, float], fixed: dict[int, str]) -> float:
 
 
 def _effect(metric: str, factor: str, level: str, shifts: Sequence[float], alpha: float) -> dict[str, Any]:
-    figure, n = METRICS[metric], len(shifts)
+    figure, n = metric_of(metric), len(shifts)
     back = math.exp if figure.by_ratio else float
     middle, spread = statistics.fmean(shifts), statistics.stdev(shifts)
     half = t_quantile(alpha, n - 1) * spread / math.sqrt(n)

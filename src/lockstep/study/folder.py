@@ -16,7 +16,7 @@ import msgspec
 from lockstep import shapes
 from lockstep.errors import InputError
 from lockstep.files import Held, locked
-from lockstep.metrics import METRICS
+from lockstep.metrics import known_metrics
 from lockstep.reading import Damaged, exists, is_file, read_records
 from lockstep.run import Run, append_line, folder_error, read_struct, runs_root, write_atomic
 from lockstep.study.plan import Item, Planned
@@ -81,8 +81,9 @@ class StudyFolder:
     def read(self) -> Planned:
         planned = read_struct(self.path / "study.json", Planned, "study")
         claims = [claim.metric for published in planned.study.published for claim in published.claims]
+        known = known_metrics(cell.recipe for cell in planned.cells)
         for metric in (*planned.study.metrics, *claims):
-            if metric not in METRICS:
+            if metric not in known:
                 raise Damaged(
                     f"study {self.name} is damaged, or of another version of Lockstep: no such metric '{metric}'"
                 )

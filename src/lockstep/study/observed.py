@@ -6,7 +6,7 @@ import math
 import statistics
 from typing import Any
 
-from lockstep.metrics import METRICS, epochs_to, value
+from lockstep.metrics import epochs_to, metric_of, value
 from lockstep.study.gather import Group
 from lockstep.study.timing import CellTime
 
@@ -17,11 +17,11 @@ def observed(group: Group, metric: str, target: float | None, turned: bool = Tru
     The same seed gives the same accuracy again, so repeating it adds no evidence: there is one value for each seed.
     """
     if turned and group.time:
-        if METRICS[metric].of_placement:
+        if metric_of(metric).of_placement:
             return dict(group.time.values(metric))
-        if not METRICS[metric].learned:
+        if not metric_of(metric).learned:
             return _to_target(group, group.time, metric, target)
-    if METRICS[metric].learned:
+    if metric_of(metric).learned:
         by_seed: dict[int, list[float]] = {}
         for each in group.done:
             if (found := value(each.run, metric, target)) is not None:
@@ -39,7 +39,7 @@ def _to_target(group: Group, time: CellTime, metric: str, target: float | None) 
 
 def images_of(group: Group, metric: str, target: float | None) -> dict[Any, float]:
     """How many images each training took: in all, or to the target accuracy."""
-    if METRICS[metric].of_placement:
+    if metric_of(metric).of_placement:
         found = {each.pair: each.summary.get("train_images") for each in group.done}
         return {pair: float(images) for pair, images in found.items() if images}
     needed: dict[Any, float] = {}

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from lockstep.errors import InputError
-from lockstep.metrics import METRICS
+from lockstep.metrics import metric_of
 from lockstep.placement import Fsdp, Placement, changes_mathematics, one_command_per_host, unknown_mathematics
 from lockstep.plan import Plan
 from lockstep.plugins import source_digest
@@ -134,7 +134,7 @@ def wanted_metrics(study: Study) -> list[str]:
 
 def _most_repeats(study: Study, recipes: list[Cell], races: bool) -> int:
     """Where nothing but time is asked for, one training shows whether it takes as long as its steps say."""
-    learned = any(not METRICS[metric].of_placement for metric in wanted_metrics(study))
+    learned = any(not metric_of(metric).of_placement for metric in wanted_metrics(study))
     if not learned and races:
         return 1
     most = study.repeats * (LOOKS[-1] if learned and len(recipes) > 1 else 1)

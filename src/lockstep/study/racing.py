@@ -14,7 +14,7 @@ from lockstep.errors import InputError
 from lockstep.machine.cores import cores
 from lockstep.machine.cpu import cpu_model
 from lockstep.measure.environment import version_of
-from lockstep.metrics import METRICS
+from lockstep.metrics import metric_of
 from lockstep.reading import Damaged, exists
 from lockstep.run import Options, append_line, read_struct, write_atomic, writing
 from lockstep.statistics import MARGIN_RATIO
@@ -45,7 +45,7 @@ def budget_of(planned: Planned) -> float:
 
 def racing(planned: Planned) -> list[Cell]:
     """The baseline first; nobody where nothing is asked about time or memory."""
-    if all(METRICS[metric].learned for metric in wanted_metrics(planned.study)):
+    if all(metric_of(metric).learned for metric in wanted_metrics(planned.study)):
         return []
     able = [cell for cell in planned.cells if cell.takes_turns]
     return sorted(able, key=lambda cell: cell.name != planned.baseline) if len(able) > 1 else []
@@ -59,7 +59,7 @@ def pairs(planned: Planned, failed: Container[str] = ()) -> list[Pair]:
     for claim in (claim for published in planned.study.published for claim in published.claims):
         pair = claim.more, claim.less
         both = {*pair} <= {*names} and claim.more != claim.less
-        if both and METRICS[claim.metric].of_placement and pair not in found and pair[::-1] not in found:
+        if both and metric_of(claim.metric).of_placement and pair not in found and pair[::-1] not in found:
             found.append(pair)
     return found
 

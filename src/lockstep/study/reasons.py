@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from lockstep.metrics import METRICS
+from lockstep.metrics import metric_of
 from lockstep.placement import changes_mathematics
 from lockstep.settings import dotted
 from lockstep.study.fairness import what_differs
@@ -19,7 +19,7 @@ BATCH = ("batch_per_rank", "global_batch")
 
 def known(more: Group, less: Group, metric: str) -> str:
     """In one sentence; empty where nothing is known that says it."""
-    if METRICS[metric].learned:
+    if metric_of(metric).learned:
         return _recipes(more, less)
     if metric != "seconds" or not (more.time and less.time):
         return ""

@@ -31,7 +31,9 @@ def study_file() -> Schema:
     definitions = _definitions()
     keys = {**_properties(definitions, "Recipe"), **_properties(definitions, "Placement")}
     own = {key: value for key, value in _properties(definitions, "Study").items() if key != "base"}
-    own["metrics"] = {"type": "array", "items": {"enum": sorted(METRICS)}}
+    # A measure of the user's own is named as in the recipe.
+    names = {"anyOf": [{"enum": sorted(METRICS)}, {"type": "string", "pattern": ":[A-Za-z_.]"}]}
+    own["metrics"] = {"type": "array", "items": names}
     tables = {"recipe": _table(definitions, "Recipe"), "placement": _table(definitions, "Placement")}
     parts = {
         "factors": {

@@ -6,7 +6,7 @@ more differences than there are.
 
 from __future__ import annotations
 
-from lockstep.metrics import METRICS
+from lockstep.metrics import metric_of
 from lockstep.study import gather
 from lockstep.study.folder import StudyFolder
 from lockstep.study.gather import Group
@@ -17,14 +17,14 @@ from lockstep.study.versus import LOOK_ALPHA, versus_all
 def undecided(folder: StudyFolder, planned: Planned, seeds: int) -> set[str]:
     """The first cells of the recipes that are in a comparison of something learned which is not settled after N seeds."""
     groups = {group.name: _first(group, seeds) for group in gather.of_study(folder, planned)}
-    learned = [metric for metric in planned.study.metrics if METRICS[metric].learned]
+    learned = [metric for metric in planned.study.metrics if metric_of(metric).learned]
     trained = [name for name, group in groups.items() if group.done]
     if not trained:
         return set()
     base = planned.baseline if planned.baseline in trained else trained[0]
     asked = [(metric, name, base) for metric in learned for name in groups if name != base]
     for claim in (claim for published in planned.study.published for claim in published.claims):
-        if METRICS[claim.metric].learned:
+        if metric_of(claim.metric).learned:
             asked.append((claim.metric, claim.more, claim.less))
     found: set[str] = set()
     for metric in {metric for metric, _, _ in asked}:

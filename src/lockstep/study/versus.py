@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from lockstep.metrics import METRICS, Kind
+from lockstep.metrics import Kind, metric_of
 from lockstep.statistics import ALPHA, MARGIN_RATIO, WORDS, Comparison, Verdict, compare_family
 from lockstep.study.gather import Group
 from lockstep.study.observed import images_of, observed
@@ -36,7 +36,7 @@ def versus_all(
     sides: Sequence[tuple[Group, Group]], metric: str, target: float | None, alpha: float = ALPHA
 ) -> list[Comparison]:
     """A family of comparisons, pair by pair. Where two cells took turns, the race has compared their times already."""
-    figure = METRICS[metric]
+    figure = metric_of(metric)
     if figure.of_placement:
         alpha = ALPHA  # a race has its own looks
     found: dict[int, Comparison] = {}
@@ -54,7 +54,13 @@ def versus_all(
             key = (_trainings(group), _trainings(base)) if figure.learned else (index,)
             family.setdefault(key, []).append(index)
     pairs = [_pairs(*sides[indices[0]], metric, target) for indices in family.values()]
-    for indices, comparison in zip(family.values(), compare_family(pairs, figure.kind, alpha), strict=True):
+    for indices, pair, comparison in zip(
+        family.values(), pairs, compare_family(pairs, figure.kind, alpha), strict=True
+    ):
+        if (
+            figure.kind == "measure" and min([*pair[0], *pair[1]], default=1.0) <= 0
+        ):  # a difference, and no ratio to be shown
+            comparison = dataclasses.replace(comparison, effect=None, low=None, high=None)
         found |= dict.fromkeys(indices, comparison)
     return [found[index] for index in range(len(sides))]
 
@@ -64,7 +70,7 @@ def _counted(group: Group, base: Group) -> Comparison | None:
     ours, theirs = ({*observed(side, COUNTED, None).values()} for side in (group, base))
     if len(ours) != 1 or len(theirs) != 1:
         return None
-    ratio, kind = ours.pop() / theirs.pop(), METRICS[COUNTED].kind
+    ratio, kind = ours.pop() / theirs.pop(), metric_of(COUNTED).kind
     return Comparison(1, ratio, ratio, ratio, _by_interval(ratio, ratio, kind), None, "counted")
 
 
@@ -83,7 +89,7 @@ def _in_turns(
     group: Group, ours: CellTime, base: Group, theirs: CellTime, metric: str, target: float | None
 ) -> Comparison:
     """A time: the race's ratio for an image, times how many images each side trains, and for cost how many cores it holds."""
-    kind = METRICS[metric].kind
+    kind = metric_of(metric).kind
     ratio = ours.race.ratio(ours.cell.name, theirs.cell.name, CLOCKS.get(metric, "wall"))
     if metric == "images_per_second":
         return _raced(ratio, 1.0, kind)
@@ -91,7 +97,7 @@ def _in_turns(
     work, others = (images_of(side, metric, target) for side in (group, base))
     both = [key for key in work if key in others]
     if not both:
-        if METRICS[metric].of_placement and ours.length_known and theirs.length_known:
+        if metric_of(metric).of_placement and ours.length_known and theirs.length_known:
             return _raced(ratio, cores * ours.whole_images / theirs.whole_images, kind)
         return Comparison(0, None, None, None, "too few", None, "no pair has both")
     shares = [work[key] / others[key] for key in both if math.isfinite(work[key]) and math.isfinite(others[key])]

@@ -1,9 +1,11 @@
-"""What a proof begins with, from the command line and from Python: what can be proven at all, and a folder for its short runs."""
+"""What a proof begins with, from the command line and from Python: what can be proven at all, a folder for its short runs, and one for its page."""
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +14,8 @@ from lockstep.errors import InputError
 from lockstep.placement import Placement, changes_mathematics
 from lockstep.recipe import Recipe
 from lockstep.run import folder_error, runs_root
+
+ROOM = "proofs"
 
 
 def check(recipe: Recipe, placement: Placement) -> str | None:
@@ -40,3 +44,14 @@ def short_runs(runs: Path | None, keep: bool = False) -> Iterator[Path]:
     finally:
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def page_folder(runs: Path | None, script: str) -> Path:
+    """Where the page of a script's proof is kept: RUNS/proofs/TIME-SCRIPT."""
+    safe = "".join(c if c.isalnum() or c in "-_" else "-" for c in script.removesuffix(".py"))[:40]
+    folder = runs_root(runs) / ROOM / f"{time.strftime('%Y%m%d-%H%M%S')}-{safe}-{secrets.token_hex(2)}"
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise folder_error(folder, error) from None
+    return folder.absolute()

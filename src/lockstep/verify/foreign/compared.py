@@ -8,7 +8,7 @@ from math import isclose
 import numpy as np
 
 from lockstep.verify.foreign.finding import GRADIENT, UPDATE, Finding
-from lockstep.verify.foreign.numbers import combined, distances, factor, listed, names, own
+from lockstep.verify.foreign.numbers import combined, distances, factor, listed, names, own, raw
 from lockstep.verify.foreign.records import Array, Rank, Step, Truths, is_coarse
 
 Note = Callable[[str, float, float, str], None]
@@ -19,6 +19,8 @@ FLOOR, LOSS_FLOOR = 3e-3, 1e-4
 # In 16 bits, eight roundings.
 COARSE_FLOOR, COARSE_LOSS_FLOOR = 2.0**-5, 1e-2
 TIMES = 6.0
+# Rounding to 16 bits moves a gradient by less than this share of it.
+ROUNDED = 2.0**-7
 # A factor is told apart from noise (dropout) if it is at least this far from 1.
 CLEAR = 1.5
 
@@ -38,7 +40,7 @@ class Tolerance:
         for ours, theirs in zip(one, twin, strict=False):
             if len(ours.own) != len(theirs.own):
                 break
-            self._gradients.append(self._grown(self._gradients, distances(own(theirs), own(ours), ours)))
+            self._gradients.append(self._grown(self._gradients, distances(raw(theirs), raw(ours), ours)))
             self._updates.append(self._grown(self._updates, distances(theirs.update, ours.update, ours)))
             a, b = ours.loss, theirs.loss
             away = abs(a - b) / (abs(a) or 1.0) if a is not None and b is not None else 0.0
@@ -111,6 +113,9 @@ def _cause(steps: list[Step], one: Step, way: str, wrong: Truths, allowed: float
         shares = " and ".join(str(step.rows) for step in steps)
         text = f"ranks with {shares} samples are averaged as if they had as many each: weigh each rank by its samples"
         return "weighed", text, False
+    formats = {tensor.format for tensor in first.line.layout} - {tensor.format for tensor in one.line.layout}
+    if formats and isclose(times, 1.0, rel_tol=ROUNDED) and rest < ROUNDED:
+        return "rounded", f"gradients are rounded to {min(formats)} on their way", False
     noise = any(step.dropout or step.draws for step in [*steps, one])
     if rest < max(allowed, 1e-3) or (noise and not 1 / CLEAR < times < CLEAR):
         why, passes = "", len(one.line.losses)

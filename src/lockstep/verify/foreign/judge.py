@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -15,8 +15,19 @@ from lockstep.verify.foreign.exchange import exchanged, untouched
 from lockstep.verify.foreign.finding import BETWEEN, BUFFERS, CLIPPING, EXCHANGE, LOSS, RANKS, SETTINGS, START, Finding
 from lockstep.verify.foreign.numbers import factor, listed
 from lockstep.verify.foreign.records import Rank, Step
+from lockstep.verify.foreign.shards import gathered, starts_alike
 
 SAME, DIFFERENT, OPEN = "same", "different", "not proven"
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The loss of one step: of all ranks together, of the one process, and how far apart they may be."""
+
+    step: int
+    ranks: float | None
+    one: float | None
+    allowed: float
 
 
 @dataclass
@@ -31,6 +42,9 @@ class Verdict:
     ranks: int = 0
     steps: int = 0
     batch: int = 0
+    losses: list[Losses] = field(default_factory=list)
+    compared: dict[str, list[tuple[int, float, float]]] = field(default_factory=dict)
+    """For each check, by step: the difference, and what is allowed."""
 
     @property
     def reason(self) -> str:
@@ -42,6 +56,10 @@ class Judge:
 
     def __init__(self, many: list[Rank], one: Rank | None, twin: Rank | None, why_alone: str = "") -> None:
         """`one`: None where the script cannot be run as one process, `why_alone`. `twin`: the one process, with weights a few roundings away."""
+        self._unknown = any(step.line.unknown for rank in many for step in rank)
+        if not self._unknown:
+            many = gathered(many)
+            one, twin = (each and gathered([each])[0] for each in (one, twin))
         self._many, self._one, self._why = many, one, why_alone
         self._world = len(many)
         counts = [len(rank) for rank in many] + ([len(one)] if one is not None else [])
@@ -49,11 +67,16 @@ class Judge:
         self._tolerance = Tolerance(one or [], twin or [])
         self._samples = Samples(many, one)
         self._worst: dict[str, Worst] = {}
+        self._compared: dict[str, list[tuple[int, float, float]]] = {}
+        self._at = 0
         self._twin = twin
 
     def verdict(self) -> Verdict:
-        if any(step.line.sharded for rank in self._many for step in rank):
-            why = "not proven: every rank holds a part of the parameters (FSDP), and only whole ones can be compared"
+        if self._unknown:
+            why = (
+                "not proven: every rank holds parts of the parameters, and which ones cannot be told (FullyShardedDataParallel flattens them): "
+                "fully_shard, which divides their rows, can be proven"
+            )
             return Verdict(OPEN, why, ranks=self._world, steps=self._steps)
         unseeded = self._unseeded()
         if unseeded:  # what the ranks do among themselves can still be judged
@@ -67,6 +90,7 @@ class Judge:
         result = Verdict(SAME, "", alarms or findings, ranks=self._world, steps=self._steps)
         result.batch = sum(rank[0].rows for rank in self._many) if self._steps else 0
         result.checks = [worst.check(what, "") for what, worst in self._worst.items()]
+        result.losses, result.compared = self._losses(), self._compared
         if self._one is None and not alarms:
             result.verdict, result.sentence = OPEN, f"not proven: {self._why}"
         elif alarms:
@@ -102,6 +126,18 @@ class Judge:
 
     def _note(self, what: str, difference: float, allowed: float, where: str) -> None:
         self._worst.setdefault(what, Worst()).add(difference, allowed, where)
+        self._compared.setdefault(what, []).append((self._at + 1, difference, allowed))
+
+    def _losses(self) -> list[Losses]:
+        found, way = [], 0
+        for at in range(self._steps):
+            one = self._one[at].loss if self._one is not None else None
+            ways = _ways([rank[at] for rank in self._many])
+            if not at and one is not None and ways:  # whether they are a mean or a sum is a matter of the script
+                way = min(range(len(ways)), key=lambda each: abs(ways[each] - one))
+            allowed = self._tolerance.loss(at) * abs(one) if one is not None else 0.0
+            found.append(Losses(at + 1, ways[min(way, len(ways) - 1)] if ways else None, one, allowed))
+        return found
 
     def _findings(self) -> Iterator[Finding]:
         compare = self._one is not None
@@ -129,7 +165,7 @@ class Judge:
                 text = f"rank {rank} starts from other weights than rank 0 ({listed(wrong)}): seed all ranks alike, or send them rank 0's"
                 yield Finding(1, START, "start", text, once=True)
                 return
-        if self._one is not None and first[0] != [t.before for t in self._one[0].line.layout]:
+        if self._one is not None and not starts_alike(self._many[0][0], self._one[0]):
             self._note("starting weights", 1, 0, "one process")
             text = "the ranks start from other weights than one process does: seed the weights by the same number, whatever the ranks"
             yield Finding(1, START, "start", text, once=True)
@@ -137,6 +173,7 @@ class Judge:
         self._note("starting weights", 0, 0, "")
 
     def _step(self, at: int, compare: bool) -> Iterator[Finding]:
+        self._at = at
         steps = [rank[at] for rank in self._many]
         one = self._one[at] if self._one is not None and compare else None
         where = f"step {at + 1}"
@@ -196,13 +233,9 @@ class Judge:
         return [t.name for t in rank[at].line.layout if t.name in after and after[t.name] != t.before]
 
     def _loss(self, at: int, steps: list[Step], one: Step) -> Iterator[Finding]:
-        losses, right = [step.loss for step in steps], one.loss
-        if right is None or None in losses:
+        ways, right = _ways(steps), one.loss
+        if right is None or not ways:
             return
-        numbers, rows = np.array(losses, dtype=np.float64), np.array([step.rows for step in steps], dtype=np.float64)
-        ways = [float(numbers.mean()), float(numbers.sum())]
-        if rows.sum():
-            ways.append(float(numbers @ rows / rows.sum()))
         away = min(abs(way - right) for way in ways) / (abs(right) or 1.0)
         allowed = self._tolerance.loss(at)
         self._note("loss against one process", away, allowed, f"step {at + 1}")
@@ -290,7 +323,17 @@ _WITHIN = (START, EXCHANGE, RANKS, BUFFERS)
 
 
 def _times(step: Step, scale: float) -> Step:
-    return Step(step.line, step.own, step.size, step.exchanged * scale, step.final, step.update)
+    return replace(step, exchanged=step.exchanged * scale)
+
+
+def _ways(steps: list[Step]) -> list[float]:
+    """What the ranks' losses come to: their mean, their sum, their mean by samples. Nothing where one is not known."""
+    losses = [step.loss for step in steps if step.loss is not None]
+    if len(losses) < len(steps):
+        return []
+    numbers, rows = np.array(losses), np.array([step.rows for step in steps], dtype=np.float64)
+    ways = [float(numbers.mean()), float(numbers.sum())]
+    return [*ways, float(numbers @ rows / rows.sum())] if rows.sum() else ways
 
 
 def _when(finding: Finding) -> str:

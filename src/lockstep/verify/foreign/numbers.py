@@ -27,6 +27,12 @@ def own(step: Step) -> Array:
     return step.own / step.line.scale
 
 
+def raw(step: Step) -> Array:
+    """The gradient before any exchange; of parameters that the ranks have divided, as it was handed to the update."""
+    divided = np.repeat([tensor.divided for tensor in step.line.layout], [tensor.length for tensor in step.line.layout])
+    return np.where(divided, step.exchanged, own(step)) if divided.any() else own(step)
+
+
 def combined(steps: list[Step]) -> dict[str, tuple[Array, Array]]:
     """What an exchange can make of the ranks' own gradients, each with a bound on its rounding: mean, mean by sample, sum."""
     gradients = np.array([own(step) for step in steps])

@@ -50,7 +50,7 @@ def prove(
     many = observe(f"{of} ranks", planned.together, folder / "ranks", Watched(steps, no_dropout))
     if len(many) != of:
         raise RunFailed(f"verify: {of} ranks were expected, and {len(many)} took a step: one process may train for all")
-    if any(rank[-1].line.sharded for rank in many):
+    if any(rank[-1].line.unknown for rank in many):
         return Judge(many, None, None).verdict()
     stretch = stretched(many) if planned.stretches else None
     said = f", its loader's batches of {stretch[0]} made {stretch[1]}" if stretch else ""

@@ -14,7 +14,7 @@ from lockstep.reading import decode, read_file
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Truths = np.ndarray[Any, np.dtype[np.bool_]]
-QUANTITIES = 5
+QUANTITIES = 6
 
 
 class Pass(msgspec.Struct):
@@ -46,6 +46,8 @@ class Tensor(msgspec.Struct):
     origin: str
     before: str
     after: str
+    divided: bool
+    """This rank has a part of it."""
     seen: bool
     """Its own gradient was seen."""
     own_format: str
@@ -77,8 +79,8 @@ class Line(msgspec.Struct):
     layout: list[Tensor]
     buffers: dict[str, str]
     batch_sizes: list[int]
-    sharded: bool
-    """Ranks hold parts of the parameters."""
+    unknown: bool
+    """Ranks hold parts of the parameters, and which ones cannot be told."""
     epochs: list[list[int]]
     orders: list[Order]
 
@@ -93,6 +95,8 @@ class Step:
     exchanged: Array
     final: Array
     update: Array
+    weights: Array
+    """Before the update."""
 
     @property
     def slices(self) -> list[slice]:
