@@ -81,6 +81,7 @@ def command(
     from lockstep.launch import specify
     from lockstep.launch.api import check, train
     from lockstep.launch.resume import resumed
+    from lockstep.machine.crowded import taken
     from lockstep.report.progress import ProgressLine
 
     ours, script, script_args = split_script(words)
@@ -93,7 +94,7 @@ def command(
         **options,
     )
     if dry_run:
-        folder, spec = specify(recipe, placement, chosen, runs, name)
+        folder, spec = specify(recipe, placement, chosen, runs, name, taken())
         check(spec, note)
         show_plan(words, folder, spec, as_json)
         return

@@ -11,6 +11,7 @@ from lockstep.launch.preparation import prepare
 from lockstep.launch.remarks import cannot_look, decisions, remarks, warnings
 from lockstep.launch.supervise import Progress
 from lockstep.machine import facts
+from lockstep.machine.crowded import taken
 from lockstep.placement import Placement
 from lockstep.recipe import Recipe
 from lockstep.run import Options, Run, Spec
@@ -29,7 +30,8 @@ def train(
     progress: Progress | None = None,
 ) -> Run:
     """Train a recipe on a placement, in processes of its own, and return the finished run. `quiet`: tell warnings alone."""
-    run, spec = prepare(recipe, placement, options, runs, name, host_index, lambda spec: check(spec, tell))
+    crowd = 0 if placement.threads else taken()
+    run, spec = prepare(recipe, placement, options, runs, name, host_index, lambda spec: check(spec, tell), taken=crowd)
     if not quiet:
         for line in [*([] if options.script else [spec.plan.line()]), *decisions(spec), *remarks(spec)]:
             tell(line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from lockstep.launch import mpirun, spawn, torchrun
@@ -9,6 +10,7 @@ from lockstep.launch.base import Start
 from lockstep.launch.emulated import launcher as emulated
 from lockstep.launch.emulated import network as emulate
 from lockstep.launch.slurm import launcher as slurm
+from lockstep.launch.waiting import PASSIVE
 from lockstep.run import Spec
 
 LAUNCHERS = {
@@ -24,4 +26,9 @@ def starts_of(spec: Spec, folder: Path, host_index: int) -> list[Start]:
     """The processes that one host starts; for emulated hosts, those of all of them as they are planned."""
     if spec.placement.emulated:
         return emulated.starts(spec, folder, emulate.planned(spec.placement))
-    return LAUNCHERS[spec.placement.launcher](spec, folder, host_index)
+    found = LAUNCHERS[spec.placement.launcher](spec, folder, host_index)
+    return (
+        [replace(start, environment=start.environment | PASSIVE) for start in found]
+        if spec.options.sleep_to_wait
+        else found
+    )

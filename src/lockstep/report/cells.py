@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from lockstep.machine import starving
 from lockstep.metrics import METRICS
 from lockstep.report.subject import Subject
 from lockstep.report.views import Cell, Claim, Published, Said, Table
@@ -168,6 +169,9 @@ def headlines(subject: Subject) -> list[Said]:
     if subject.kind == "run":
         return []
     found = []
+    if starved := document["stability"].get("starved"):
+        doubt = "threads that wait for each other lose more by it than one that waits for nobody: times, and verdicts on them, say little"
+        found.append(Said(question="machine", verdict=starved, why=doubt, next=starving.ADVICE))
     for cell in document["cells"]:
         against = {m: c["against_baseline"] for m, c in cell["metrics"].items() if c.get("against_baseline")}
         certain = {m: a for m, a in against.items() if a["verdict"] in SETTLED}

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from lockstep import units
+from lockstep.machine import starving
 from lockstep.report.views import AnyChart, Axis, Cell, Command, Lines, Part, Said, Series, Table, shorts
 from lockstep.turns import estimate
 from lockstep.turns.estimate import Ratio, Window
@@ -29,7 +30,7 @@ def race_part(record: Record, windows: Sequence[Window], name: str) -> Part:
         kind="race",
         about=_about(record),
         table=table(record, windows),
-        headlines=[said(record, windows)],
+        headlines=[doubted(said(record, windows), windows)],
         notes=_notes(record, windows),
         charts=_charts(record, windows),
         environment=_environment(record),
@@ -128,6 +129,20 @@ def said(record: Record, windows: Sequence[Window]) -> Said:
         return Said(question, verdict, where(baseline, slower[0].contender, windows), _next(baseline, record))
     verdict = f"{best.contender}, {speed(best)} as fast as {baseline}"
     return Said(question, verdict, where(best.contender, baseline, windows), _next(best.contender, record))
+
+
+def had_of(windows: Sequence[Window]) -> float | None:
+    """The share of their cores that the contenders had in their windows."""
+    return starving.had(starving.total(window.spent for window in windows if window.spent))
+
+
+def doubted(answer: Said, windows: Sequence[Window]) -> Said:
+    """On a starved machine contenders lose unequally: threads that wait for each other lose more than one that waits for nobody."""
+    had = had_of(windows)
+    if had is None or not starving.starved(had):
+        return answer
+    doubt = f"but {starving.sentence(had)}, and a quiet machine may answer otherwise"
+    return replace(answer, verdict=f"{answer.verdict}; {doubt}")
 
 
 def _next(name: str, record: Record) -> str:
