@@ -26,7 +26,7 @@ COMMANDS = (
     "lockstep explain last",
     "lockstep verify data=embedded ranks=2",
     "lockstep report last -o report.html",
-    "lockstep race 'ranks=1 threads=2' 'ranks=2 threads=1' --all data=embedded --budget 20s",
+    "lockstep race 'ranks=1 threads=2' 'ranks=2 threads=1' --all data=embedded --budget 15s",
 )
 # Cold is the first time in a session, so each session gives one value of it.
 SESSIONS = 3
@@ -48,7 +48,7 @@ def measure(settings: Settings) -> Section:
     section.notes += [
         "From before the process exists until it is gone. Cold: the first time in a session that has no cache of Lockstep's (XDG_CACHE_HOME is "
         "an empty folder); the system has read its files before, so a disk is not timed. Warm: the same session again.",
-        "A race takes as long as it needs to settle, here at most 20 s and what a start takes.",
+        "A race takes as long as it needs to settle, here at most 15 s.",
     ]
     return section
 
