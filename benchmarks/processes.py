@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,14 @@ def environment(threads: int | None) -> dict[str, str]:
     return result | {"PYTHONWARNINGS": "ignore", "NO_COLOR": "1"}
 
 
-def run(command: Sequence[str], core: int | None = None, threads: int | None = None) -> str:
-    """Run a command to its end and return its stdout; its stderr is shown only if it fails."""
+def run(
+    command: Sequence[str],
+    core: int | None = None,
+    threads: int | None = None,
+    more: Mapping[str, str] | None = None,
+    where: Path = ROOT,
+) -> str:
+    """Run a command to its end and return its stdout; its stderr is shown only if it fails. `more`: variables of its environment."""
 
     def pin() -> None:
         if core is not None:
@@ -42,8 +48,8 @@ def run(command: Sequence[str], core: int | None = None, threads: int | None = N
         # preexec_fn is safe here: this process has no other thread.
         done = subprocess.run(
             command,
-            cwd=ROOT,
-            env=environment(threads),
+            cwd=where,
+            env=environment(threads) | dict(more or {}),
             preexec_fn=pin,
             capture_output=True,
             text=True,

@@ -216,6 +216,7 @@ def test_default_runs_everything_and_is_no_trial() -> None:
         "scaling",
         "instrumentation",
         "start",
+        "first",
         "exchange",
         "techniques",
         "turns",

@@ -547,6 +547,15 @@ def test_predictions_from_a_fit_need_no_torch(ready: Cli) -> None:
     assert "10gbit,50us, which is assumed" in table.stdout
 
 
+def test_a_fit_on_a_starved_machine_has_earned_no_interval(ready: Cli) -> None:
+    fit.save(planted(cores_had=0.31), ready.folder / "cache" / "predict" / store.fingerprint())
+    found = ready("predict", *WORDS, "--ranks", "2")
+    assert found.returncode == 0, found.stderr
+    said = " ".join(found.stdout.split())
+    assert "no interval: it was fitted on 31% of its cores" in said
+    assert "It is not to be trusted: the machine was starved. Next: end the other work" in said
+
+
 def test_every_prediction_comes_with_what_the_model_earned(ready: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     held = [Held("ranks", ("ranks=2", f"global_batch={batch}")) for batch in (8, 16, 24, 32)]
     held += [Held("hosts", ("ranks=4", f"global_batch={batch}")) for batch in (8, 16, 24)]

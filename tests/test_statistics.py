@@ -378,3 +378,28 @@ def test_trouble_is_named_with_advice(noise: Noise, drift: float, first: float, 
 
 def test_too_few_runs_say_nothing() -> None:
     assert judge([Timed("a", 0, 1.0), Timed("b", 1, 2.0)]).verdict == "too few runs to say"
+
+
+@pytest.mark.parametrize("repeats", [2, 3, 5, 9])
+def test_how_much_runs_of_one_cell_differ_is_right_with_few_repeats(repeats: int) -> None:
+    """The true spread is known, since it is planted: the mean over many studies of 12 runs or more is within 6 % of it."""
+    r = random.Random(repeats)
+    found = [
+        judge(series(r, lambda r: r.gauss(0, 0.04), cells=-(-18 // repeats), repeats=repeats)).spread
+        for _ in range(300)
+    ]
+    assert statistics.fmean(spread or 0.0 for spread in found) == pytest.approx(0.04, rel=0.06)
+
+
+def test_one_pause_of_the_machine_does_not_make_it_noisy() -> None:
+    r = random.Random(13)
+    runs = series(r, lambda r: r.gauss(0, 0.01), cells=4, repeats=3)
+    paused = [*runs[:-1], Timed(runs[-1].cell, runs[-1].began, 3 * runs[-1].seconds)]
+    assert judge(paused).spread == pytest.approx(judge(runs).spread, rel=0.5)
+
+
+def test_a_starved_machine_is_named_however_few_the_runs() -> None:
+    told = "you had 23% of your cores"
+    found = judge([Timed("a", 0, 1.0), Timed("b", 1, 2.0)], starved=told)
+    assert (found.verdict, found.starved) == ("starved, too few runs to say", told)
+    assert judge(series(random.Random(14), machine(0.005, 0.0)), starved=told).verdict.startswith("starved")

@@ -40,11 +40,11 @@ def measure(settings: Settings) -> Section:
 
 def start(command: Sequence[str]) -> Span:
     """From before the process exists until it is gone."""
-    cpu, wall = _children_cpu(), time.perf_counter()
+    cpu, wall = children_cpu(), time.perf_counter()
     run(command)
-    return Span(1, time.perf_counter() - wall, _children_cpu() - cpu, {})
+    return Span(1, time.perf_counter() - wall, children_cpu() - cpu, {})
 
 
-def _children_cpu() -> float:
+def children_cpu() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

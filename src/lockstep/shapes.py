@@ -75,6 +75,18 @@ class Agent(TypedDict, total=False):
     failures: list[Exit]
 
 
+class Spent(TypedDict):
+    """Processor seconds of a training, over all its threads and ranks (machine/starving.py)."""
+
+    used: Number
+    waited: Number
+    """In which threads could have run and had no processor."""
+    others: Number
+    """What other processes of its machines ran meanwhile."""
+    stolen: Number
+    """What their hypervisors gave to other machines."""
+
+
 class Results(TypedDict, total=False):
     """What an epoch or a run came to, and the time that it took."""
 
@@ -149,6 +161,7 @@ class Summary(Results, total=False):
     checkpoint_seconds: Seconds | None
     compile_seconds: Seconds | None
     fit_seconds: Seconds | None
+    cores_had: Share | None
     numbers: Numbers | None
     memory_growth_bytes: list[Count | None]
     weights_sha256: str | None

@@ -13,7 +13,7 @@ from msgspec import Meta
 from lockstep.reading import Damaged, read_shape
 from lockstep.recipe import Positive, PositiveFloat
 from lockstep.run import Run
-from lockstep.shapes import Count, Number
+from lockstep.shapes import Count, Number, Spent
 
 # Where the ways measured for a run are kept, within its folder.
 BESIDE = "explain/ways"
@@ -99,6 +99,8 @@ _TOLD = {"data", "forward", "backward", "exchange", "optimizer", "waiting", "oth
 
 class _Ways(msgspec.Struct):
     ways: list[Way]
+    spent: Spent | None = None
+    """While they were measured."""
 
 
 def read(folder: Path) -> dict[str, Way]:
@@ -107,6 +109,15 @@ def read(folder: Path) -> dict[str, Way]:
         return check(folder)
     except Damaged:
         return {}
+
+
+def spent_in(folder: Path) -> Spent | None:
+    """The processors that a probe used, and could not have; None where it does not say."""
+    try:
+        content = read_shape(folder / FILE, _Ways)
+    except Damaged:
+        return None
+    return content.spent if content else None
 
 
 def check(folder: Path) -> dict[str, Way]:

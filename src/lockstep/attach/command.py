@@ -21,6 +21,7 @@ from lockstep.inside import site
 from lockstep.inside.site.sitecustomize import RUN
 from lockstep.launch.cause import signal_name
 from lockstep.launch.ending import FolderWatch, recorded_end, signals_as_interrupt
+from lockstep.machine import starving
 from lockstep.measure.environment import machine, version_of
 from lockstep.placement import Placement
 from lockstep.plan import Plan
@@ -72,21 +73,21 @@ def attach(
 
 def _watch(run: Run, argv: Sequence[str]) -> int:
     """Start it and follow it to its end: its exit code. Whatever else ends it is written down and raised."""
-    watch = FolderWatch(run)
+    watch, meter = FolderWatch(run), starving.Meter(first=True)
     started: list[subprocess.Popen[bytes]] = []
     with signals_as_interrupt() as received:
 
         def end() -> dict[str, Any]:
             for process in started:
                 _end(process, received[-1] if received else signal.SIGINT)
-            seen.conclude(run)
+            seen.conclude(run, meter.read())
             return {}
 
         with recorded_end(run, watch, end):
             run.write_status("starting", supervisor_pid=os.getpid(), host=platform.node())
             started.append(_start(run, argv))
             _follow(run, started[0], watch)
-            seen.conclude(run)
+            seen.conclude(run, meter.read())
     return started[0].returncode
 
 

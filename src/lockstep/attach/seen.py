@@ -10,10 +10,12 @@ import msgspec
 import numpy as np
 
 from lockstep.inside.layout import ASIDES, ASIDES_FILE
+from lockstep.machine import starving
 from lockstep.measure.phases import common
 from lockstep.measure.records import read_steps
 from lockstep.placement import LAUNCHERS, Placement
 from lockstep.run import Run, Spec, write_atomic
+from lockstep.shapes import Spent
 
 VERSIONS = ("python", "torch", "numpy")
 KEY, COST = "attached", "hook_seconds"
@@ -34,8 +36,8 @@ def announce(run: Run, told: object) -> object:
     return now
 
 
-def conclude(run: Run) -> None:
-    """At the end: the placement, the number of steps, and the totals."""
+def conclude(run: Run, machine: Spent) -> None:
+    """At the end: the placement, the number of steps, and the totals. `machine`: what other work had meanwhile."""
     facts = _facts(run)
     if not facts:
         return
@@ -55,9 +57,18 @@ def conclude(run: Run) -> None:
         "checkpoint_seconds": float(asides[1]),
         "images_per_second": batch * steps / seconds if batch else None,
         "train_images": batch * steps if batch else None,
+        "cores_had": _had(facts, machine),
         "hook_seconds": max(float(each.get(COST) or 0.0) for each in facts.values()),
     }
     write_atomic(run.folder / "summary.json", summary)
+
+
+def _had(facts: dict[int, dict[str, Any]], machine: Spent) -> float | None:
+    """By what the training threads of its ranks ran, and could have run."""
+    used, waited = (
+        sum(float(each.get(key) or 0.0) for each in facts.values()) for key in ("ran_seconds", "delayed_seconds")
+    )
+    return starving.had(Spent(used=used, waited=waited, others=machine["others"], stolen=machine["stolen"]))
 
 
 def _facts(run: Run) -> dict[int, dict[str, Any]]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lockstep.explain.asked import Explained
 
 QUESTIONS = (
+    "machine",
     "step",
     "speed-up",
     "overlap",

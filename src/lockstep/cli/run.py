@@ -91,12 +91,13 @@ def command(
     """Train a recipe on a placement; a run folder comes out."""
     from lockstep.launch import specify
     from lockstep.launch.api import check, requested, train
+    from lockstep.machine.crowded import taken
     from lockstep.report.progress import ProgressLine
 
     earlier = Run.find(resume, runs_root(runs)) if resume else None
     recipe, placement, chosen = requested(words, {}, earlier, **options)
     if dry_run:
-        folder, spec = specify(recipe, placement, chosen, runs, name)
+        folder, spec = specify(recipe, placement, chosen, runs, name, taken())
         check(spec, note)
         show_plan(words, folder, spec, as_json)
         return

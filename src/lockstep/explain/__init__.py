@@ -21,6 +21,7 @@ from lockstep.explain import (
     precision,
     recommend,
     speedup,
+    starved,
     step,
     straggler,
 )
@@ -30,6 +31,12 @@ from lockstep.offered import Offer, offers
 from lockstep.plugins import one_line
 
 ANALYZERS = (
+    Analyzer(
+        "machine",
+        "Did the run have its cores?",
+        "Processor time that it used, divided by that and what its threads could have used while others did.",
+        starved.answer,
+    ),
     Analyzer(
         "step",
         "Where does a step go?",
@@ -77,12 +84,14 @@ ANALYZERS = (
         "Did the distribution change the accuracy, or the recipe?",
         "A checklist of everything that could change the result with the number of ranks, each with its evidence.",
         accuracy.answer,
+        timed=False,
     ),
     Analyzer(
         "overfitting",
         "Is it overfitting, and since when?",
         "The rise of the test loss after its minimum, against its own jitter from epoch to epoch.",
         overfitting.answer,
+        timed=False,
     ),
     Analyzer(
         "precision",
@@ -123,8 +132,18 @@ def _offered(offer: Offer) -> Analyzer:
 
 
 def explain(evidence: Evidence, questions: tuple[str, ...] = ()) -> list[Finding]:
-    """All findings: what changes what is learned, what inflates the others, then the costliest first; among those that cost nothing, in the
-    order of the questions."""
+    """All findings: what changes what is learned, a starved machine, what inflates the others, then the costliest first; among those that
+    cost nothing, in the order of the questions."""
     chosen = [each for each in analyzers() if not questions or each.name in questions]
-    found = [replace(finding, question=each.name) for each in chosen for finding in each.answer(evidence)]
-    return sorted(found, key=lambda finding: (not finding.wrong, not finding.inflates, -finding.cost))
+    starving = bool(list(starved.answer(evidence)))
+    found = [
+        replace(
+            starved.doubted(finding) if starving and each.timed and not finding.wrong else finding, question=each.name
+        )
+        for each in chosen
+        for finding in each.answer(evidence)
+    ]
+    return sorted(
+        found,
+        key=lambda finding: (not finding.wrong, finding.question != "machine", not finding.inflates, -finding.cost),
+    )

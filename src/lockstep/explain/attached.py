@@ -12,6 +12,7 @@ from typing import Any
 from lockstep.explain.evidence import Evidence
 from lockstep.explain.finding import Finding
 from lockstep.inside.layout import BESIDE
+from lockstep.machine import starving
 from lockstep.placement import DEFAULT_BUCKET_MB
 from lockstep.units import counted, duration, percent
 
@@ -320,9 +321,10 @@ def _beside(evidence: Evidence, seen: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _neighbour(evidence: Evidence, seen: dict[str, Any]) -> Iterator[Finding]:
-    """Of one process; between several ranks, "straggler" tells."""
+    """Of one process; between several ranks, "straggler" tells, and of a training that was starved as a whole, "machine"."""
     waited, since = float(seen.get("delayed_seconds") or 0.0), float(seen.get("since_seconds") or 0.0)
-    if evidence.spec.plan.ranks > 1 or not since or waited < BUSY * since:
+    starved = starving.starved(evidence.run.cores_had)
+    if evidence.spec.plan.ranks > 1 or not since or waited < BUSY * since or starved:
         return
     yield Finding(
         verdict=f"something else runs on its cores: for {percent(waited / since)} of the time the training thread had no processor",

@@ -41,3 +41,5 @@ class Analyzer:
     definition: str
     """One sentence: how the number is computed."""
     answer: Callable[[Evidence], Iterable[Finding]]
+    timed: bool = True
+    """Whether it speaks of times, which a starved machine spoils."""

@@ -15,6 +15,7 @@ from lockstep.launch.resume import resumed
 from lockstep.launch.slurm import launcher as slurm
 from lockstep.launch.supervise import Progress
 from lockstep.machine import facts
+from lockstep.machine.crowded import taken
 from lockstep.placement import Placement
 from lockstep.recipe import Recipe
 from lockstep.run import Options, Run, Spec
@@ -58,7 +59,8 @@ def train(
         if detach:
             detached.check(spec)
 
-    run, spec = prepare(recipe, placement, options, runs, name, host_index, looked_at)
+    crowd = 0 if placement.threads else taken()
+    run, spec = prepare(recipe, placement, options, runs, name, host_index, looked_at, taken=crowd)
     if not quiet:
         for line in [*([] if options.script else [spec.plan.line()]), *decisions(spec), *remarks(spec)]:
             tell(line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from lockstep.errors import InputError
@@ -10,6 +11,7 @@ from lockstep.launch.base import Start
 from lockstep.launch.emulated import launcher as emulated
 from lockstep.launch.emulated import network as emulate
 from lockstep.launch.slurm import launcher as slurm
+from lockstep.launch.waiting import PASSIVE
 from lockstep.plugins import load_object, one_line
 from lockstep.run import Spec
 
@@ -27,7 +29,13 @@ def starts_of(spec: Spec, folder: Path, host_index: int) -> list[Start]:
     if spec.placement.emulated:
         return emulated.starts(spec, folder, emulate.planned(spec.placement))
     name = spec.placement.launcher
-    return LAUNCHERS[name](spec, folder, host_index) if name in LAUNCHERS else _own(name, spec, folder, host_index)
+    own = name not in LAUNCHERS
+    found = _own(name, spec, folder, host_index) if own else LAUNCHERS[name](spec, folder, host_index)
+    return (
+        [replace(start, environment=start.environment | PASSIVE) for start in found]
+        if spec.options.sleep_to_wait
+        else found
+    )
 
 
 def _own(name: str, spec: Spec, folder: Path, host_index: int) -> list[Start]:

@@ -27,13 +27,14 @@ def prepare(
     host_index: int | None = None,
     check: Callable[[Spec], None] | None = None,
     part: Part | None = None,
+    taken: int = 0,
 ) -> tuple[Run, Spec]:
     """Check everything that can be checked before a process starts, and make the run's folder, as planned.
 
     The folder comes first: a user's own data set is laid out in it, and nobody else can have taken its name. Wrong input, found
-    here or by `check`, leaves no folder behind.
+    here or by `check`, leaves no folder behind. `taken`: cores that other work has, of a run that is compared with none (launch/waiting.py).
     """
-    draft = draft_of(recipe, placement, options, runs, name)
+    draft = draft_of(recipe, placement, options, runs, name, taken)
     join.check_host(draft.placement, host_index, name)
     torchrun.check_meeting_point(draft.placement, first_host=not host_index)
     if draft.placement.emulated and (problem := emulate.problem()):

@@ -31,6 +31,8 @@ def cannot_look(spec: Spec) -> str | None:
 def warnings(spec: Spec) -> list[str]:
     """What a user should know before the run starts: settings without effect, too few cores."""
     found: list[str] = unused_settings(spec.recipe) + places.unused_settings(spec.placement)
+    if told := spec.why.get("waiting"):
+        found.append(told)
     placement = spec.placement
     local = placement.ranks if placement.emulated else ranks_per_host(placement)
     threads = placement.threads or 1
@@ -46,8 +48,8 @@ def warnings(spec: Spec) -> list[str]:
     return found
 
 
-# What users expect of a placement need not be said each time; --dry-run and `show` say all of it.
-_AS_EXPECTED = ("launcher", "device", "strategy", "threads", "memory_format", "ddp.find_unused_parameters")
+# What users expect of a placement need not be said each time, nor what is a warning already; --dry-run and `show` say all of it.
+_AS_EXPECTED = ("launcher", "device", "strategy", "threads", "memory_format", "ddp.find_unused_parameters", "waiting")
 
 
 def decisions(spec: Spec, everything: bool = False) -> list[str]:

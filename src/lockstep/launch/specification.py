@@ -13,6 +13,7 @@ from lockstep import models, task
 from lockstep.data import check_name as check_data_name
 from lockstep.data import fit, open_data
 from lockstep.errors import InputError
+from lockstep.launch import waiting
 from lockstep.launch.launchers import starts_of
 from lockstep.measure.environment import version_of
 from lockstep.placement import Placement
@@ -40,15 +41,21 @@ def specify(
     options: Options | None = None,
     runs: Path | None = None,
     name: str | None = None,
+    taken: int = 0,
 ) -> tuple[Path, Spec]:
-    """What a run would be: the folder it would have, and its spec. Nothing is left on disk."""
-    draft = draft_of(recipe, placement, options, runs, name)
+    """What a run would be: the folder it would have, and its spec. Nothing is left on disk. `taken`: cores that other work has."""
+    draft = draft_of(recipe, placement, options, runs, name, taken)
     with tempfile.TemporaryDirectory(prefix="lockstep-data-") as scratch:
         return draft.folder, complete(draft, Path(scratch))
 
 
 def draft_of(
-    recipe: Recipe, placement: Placement, options: Options | None, runs: Path | None, name: str | None
+    recipe: Recipe,
+    placement: Placement,
+    options: Options | None,
+    runs: Path | None,
+    name: str | None,
+    taken: int = 0,
 ) -> Draft:
     recipe, placement, options = checked(recipe), checked(placement), checked(options or Options())
     if placement.slurm.requeue and options.script:
@@ -63,7 +70,10 @@ def draft_of(
         models.check_name(recipe.model)
         check_data_name(recipe.data)
         task.check(recipe)
+    asked = placement
     recipe, placement, why = resolve(recipe, placement, script=bool(options.script))
+    if told := waiting.reason(asked, placement, taken):
+        why, options = {**why, "waiting": told}, msgspec.structs.replace(options, sleep_to_wait=True)
     if name is not None:
         check_name("--name ", name, "run")
     folder = (runs_root(runs) / (name or new_id(recipe, placement))).absolute()

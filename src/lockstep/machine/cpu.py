@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from lockstep.process import stat_fields
+
+TICKS_S = os.sysconf("SC_CLK_TCK")
+"""In this unit the system counts what processors do."""
 # The instructions that multiply numbers of each format, by the names of Linux.
 INSTRUCTIONS = {
     "bf16": {"avx512_bf16": "AVX512-BF16", "amx_bf16": "AMX-BF16", "avx_ne_convert": "AVX-NE-CONVERT"},
@@ -95,6 +100,15 @@ def ticks() -> Ticks:
     return Ticks(user + nice + system + interrupts + soft_interrupts, stolen, sum(fields))
 
 
+def runnable() -> int | None:
+    """Tasks of this machine that run or could run at this moment, this one included; None where the system does not count them."""
+    try:
+        lines = Path("/proc/stat").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("procs_running "))
+    except (OSError, IndexError, ValueError, StopIteration):
+        return None
+
+
 def delayed_seconds() -> float | None:
     """Seconds that this thread could have run and did not get a processor; None where the system does not count them."""
     try:
@@ -110,3 +124,14 @@ def waited_seconds() -> float:
         with suppress(OSError, IndexError, ValueError):
             total += int(path.read_text().split()[1])
     return total / 1e9
+
+
+def children_seconds() -> float:
+    """Processor seconds of the processes that this one has started (a loader's workers), and of theirs that have ended."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    total = ended.ru_utime + ended.ru_stime
+    for path in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):
+            for child in path.read_text().split():
+                total += sum(map(int, stat_fields(int(child))[11:15])) / TICKS_S
+    return total

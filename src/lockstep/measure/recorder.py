@@ -30,6 +30,9 @@ PARKED_BEAT_S = 5.0
 # Initial room for rows, if the number of steps is not known.
 FIRST_ROWS = 4096
 EVENT_EVERY_STEPS = 100
+End = tuple[int, int]
+"""Samples so far, and the nanosecond, when a step ended."""
+NOTHING: End = (0, 0)
 
 
 class Extra(Protocol):
@@ -75,7 +78,12 @@ class Recorder:
         self._flush_at_ns = 0
         self._events_upto = rows_kept
         self._before = steps_before
-        self._where = (0, steps_before + rows_kept, 0)  # epoch, step, samples so far
+        self._where = (
+            0,
+            steps_before + rows_kept,
+            NOTHING,
+            NOTHING,
+        )  # epoch, step, the end of it, of the epoch's first one
         self._beat_s = PARKED_BEAT_S if spec is not None and spec.options.turns else BEAT_S
         self._ended = threading.Event()
         self._pulse = threading.Thread(target=self._beat_until_ended, name="lockstep-pulse", daemon=True)
@@ -115,10 +123,13 @@ class Recorder:
 
     def after_step(self, epoch: int, step: int, samples: int) -> None:
         """Called after every step; about twice a second it reads pending values from a GPU."""
-        self._where = (epoch, step, self._where[2] + samples)
+        now = perf_counter_ns()
+        before, _, last, first = self._where
+        end = (last[0] + samples, now)
+        self._where = (epoch, step, end, first if epoch == before else end)
         if step == self._room:
             self._grow(step)
-        now = perf_counter_ns()
+            now = perf_counter_ns()
         if self._extras:
             for extra in self._extras:
                 self._try(partial(extra.after_step, self.log.count))
@@ -140,18 +151,16 @@ class Recorder:
 
     def _beat_until_ended(self) -> None:
         """Heartbeats from a separate thread: a rank that hangs still reports where, and one that is stopped reports nothing."""
-        before: tuple[int, int] | None = None
+        pace = Pace()
         pause = 0.0  # the first one at once, so that a rank's process can be found
         while not self._ended.wait(pause):
             pause = self._beat_s
-            epoch, step, samples = self._where
-            now = perf_counter_ns()
+            epoch, step, end, first = self._where
             more: dict[str, Any] = {"waits": self.clock.waits()}
             if epoch:
                 more |= {"epoch": epoch, "step": step, "loss": self.log.mean_loss(last=50)}
-            if before is not None and samples > before[0]:
-                more["images_per_second"] = (samples - before[0]) / ((now - before[1]) / 1e9)
-            before = (samples, now)
+                if rate := pace.look(end, first):
+                    more["images_per_second"] = rate
             with suppress(OSError):  # a full disk must not end a thread that only reports
                 self.beat("running", **more)
 
@@ -200,6 +209,23 @@ class Recorder:
             self._try(extra.close)
         self.log.close()
         self.events.close()
+
+
+class Pace:
+    """Samples a second, looked at now and then: from the end of one step to the end of another, so that it holds for steps that take longer than
+    from one look to the next. While a step or an evaluation is under way, it stays as it was."""
+
+    def __init__(self) -> None:
+        self._before = NOTHING
+        self._rate: float | None = None
+
+    def look(self, end: End, first: End) -> float | None:
+        """`end`: of the last step, `first`: of the first one of its epoch. Before that lies an evaluation, which no step has to answer for."""
+        since = max(self._before, first)
+        if end > since:
+            self._rate = (end[0] - since[0]) / ((end[1] - since[1]) / 1e9)
+        self._before = end
+        return self._rate
 
 
 def write_failure(run: Run, record: dict[str, Any]) -> bool:

@@ -83,6 +83,12 @@ class RunView(Run):
         placement = self.spec().placement
         return placement.ranks * (placement.threads or 1)
 
+    @property
+    def cores_had(self) -> float | None:
+        """The share of its cores that the training had (machine/starving.py); None where it is not known."""
+        found = (self.summary() or {}).get("cores_had")
+        return None if found is None else float(found)
+
     def steps(self, rank: int) -> Rows:
         """Every step of a rank. Only one run's steps are kept in memory: a long run has hundreds of megabytes of them."""
         recent, RunView._recent = RunView._recent, self

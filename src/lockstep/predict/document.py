@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import msgspec
 
 from lockstep.errors import InputError
 from lockstep.launch.emulated.link import parse_link
+from lockstep.machine import starving
 from lockstep.placement import Placement, ranks_per_host
 from lockstep.predict import check
 from lockstep.predict.assumed import SAID, bounds
@@ -24,6 +25,7 @@ from lockstep.predict.scaling import Ask, Row, Verdict
 from lockstep.recipe import Recipe
 from lockstep.units import counted
 
+AGAIN = "end the other work ('top' shows it), and fit again with --measure"
 DEFAULT_LINK = "10gbit,50us"
 # A replay of few ranks takes more steps, so that its noise averages out; one of 10,000 ranks stays within seconds.
 FEWEST_STEPS, MOST_STEPS, RANK_STEPS = 3, 200, 20_000
@@ -100,8 +102,12 @@ def _list(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers if len(numbers) <= 4 else [*numbers[:2], "…", numbers[-1]]))
 
 
-def earned() -> tuple[dict[str, Any] | None, str]:
-    """The model's error on held-out runs of this machine, as figures and as a sentence."""
+def earned(fit: Fit) -> tuple[dict[str, Any] | None, str]:
+    """The model's error on held-out runs of this machine, as figures and as a sentence. Those runs had their cores: a fit that had not has
+    earned no interval."""
+    if fit.cores_had is not None and starving.starved(fit.cores_had):
+        told = starving.sentence(fit.cores_had, "it was fitted on", "its")
+        return None, f"no interval: {told}, so its times are too long, by an unknown factor"
     found = check.known()
     if found is None:
         return None, "not checked on this machine: run 'lockstep predict --check'"
@@ -171,7 +177,7 @@ def document(
     remarks: Sequence[str],
     replayed: Sequence[dict[str, Any]],
 ) -> dict[str, Any]:
-    figures, text = earned()
+    figures, text = earned(fit)
     checked = figures["kinds"] if figures else {}
 
     def intervals(row: Row) -> tuple[Interval | None, ...]:
@@ -213,6 +219,8 @@ def _document(
     replayed: Sequence[dict[str, Any]],
     intervals: Callable[[Row], tuple[Interval | None, ...]],
 ) -> dict[str, Any]:
+    if starving.starved(fit.cores_had):
+        verdict = replace(verdict, text=f"{verdict.text} It is not to be trusted: the machine was starved.", next=AGAIN)
     return {
         "run": name,
         "recipe": msgspec.to_builtins(fit.recipe),

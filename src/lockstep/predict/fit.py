@@ -75,6 +75,8 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     """Deviations of single steps from their mean, as shares, of ranks that wait for nobody: what each has by itself."""
     common: list[float] = []
     """What all ranks of the host have together."""
+    cores_had: float | None = None
+    """The share of its cores that the fit had (machine/starving.py)."""
 
     @property
     def spare(self) -> bool:

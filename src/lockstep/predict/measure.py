@@ -19,6 +19,7 @@ from lockstep.backends.costs.cells import Cell
 from lockstep.backends.costs.plan import LARGEST, sizes
 from lockstep.comms.measure import Settings, measure
 from lockstep.errors import RunFailed
+from lockstep.machine import starving
 from lockstep.machine.cores import cores
 from lockstep.measure.records import read_steps
 from lockstep.placement import Placement
@@ -30,7 +31,8 @@ from lockstep.predict.messages import Message, messages
 from lockstep.predict.waiting import apart
 from lockstep.recipe import EarlyStopping, Recipe
 from lockstep.run import Probe, Run
-from lockstep.ways import Way, pooled
+from lockstep.shapes import Spent
+from lockstep.ways import Way, pooled, spent_in
 
 Tell = Callable[[str], None]
 
@@ -99,20 +101,22 @@ class Seen(NamedTuple):
     ways: dict[str, Way]
     noise: list[float]
     common: list[float]
+    spent: Spent | None = None
 
 
 def look(run: Run, ways: dict[str, Way]) -> Seen:
     """Read all that a fit needs of a probe's folder, before it goes."""
     if not ways:
         raise RunFailed("predict: the probe measured nothing")
-    return Seen(ways, *_noise(run, ways["apart" if "apart" in ways else "plain"]))
+    return Seen(ways, *_noise(run, ways["apart" if "apart" in ways else "plain"]), spent_in(run.folder))
 
 
 def together(starts: Sequence[Seen]) -> Seen:
     """What several starts of a probe have measured: one differs from another for its whole life."""
     noise = [value for seen in starts for value in seen.noise]
     common = [value for seen in starts for value in seen.common]
-    return Seen(pooled([seen.ways for seen in starts]), _thinned(noise), _thinned(common))
+    spent = starving.total(seen.spent for seen in starts if seen.spent)
+    return Seen(pooled([seen.ways for seen in starts]), _thinned(noise), _thinned(common), spent)
 
 
 def fit_of(wanted: Wanted, seen: Seen, software: list[Software], began: float) -> Fit:
@@ -132,6 +136,7 @@ def fit_of(wanted: Wanted, seen: Seen, software: list[Software], began: float) -
         software=software,
         noise=seen.noise,
         common=seen.common,
+        cores_had=starving.had(seen.spent),
     )
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from lockstep.metrics import METRICS, Kind
+from lockstep.machine import starving
+from lockstep.metrics import Kind, metric_of
 from lockstep.report.setup import study_words
 from lockstep.report.spoken import LONG, Name, names
 from lockstep.report.subject import Subject
@@ -64,7 +65,7 @@ def of_comparison(metric: str, against: Document | None, raced: bool) -> Differe
     """From a comparison's document; None where there is nothing to say."""
     if not against or against["effect"] is None:
         return None
-    figure, verdict = METRICS[metric], against["verdict"]
+    figure, verdict = metric_of(metric), against["verdict"]
     none = 1.0 if figure.by_ratio else 0.0
     way: Way = "same" if verdict == "the same" else "more" if against["effect"] > none else "less"
     if verdict in ("not significant", "too few"):
@@ -208,12 +209,18 @@ def answers(subject: Subject) -> list[Said]:
     document = subject.comparison
     if subject.kind == "run":
         return []
-    told = _cells(subject, document) if document["baseline"] else []
+    told = _starved(document) + (_cells(subject, document) if document["baseline"] else [])
     for cell in document["cells"]:
         if cell["left_out"]:
             told.append(Said("left out", f"{cell['cell']} is left out", cell["left_out"]))
         told += [Said("failed", f"{cell['cell']} failed", why) for why in cell["failed"][:2]]
     return told
+
+
+def _starved(document: Document) -> list[Said]:
+    starved = document["stability"].get("starved")
+    doubt = "threads that wait for each other lose more by it than one that waits for nobody: times, and verdicts on them, say little"
+    return [Said("machine", starved, doubt, starving.ADVICE)] if starved else []
 
 
 def _cells(subject: Subject, document: Document) -> list[Said]:
@@ -229,7 +236,7 @@ def _cells(subject: Subject, document: Document) -> list[Said]:
     }
     found = {name: figures for name, figures in found.items() if figures}
     metrics = document["metrics"]
-    learned = [metric for metric in metrics if METRICS[metric].learned]
+    learned = [metric for metric in metrics if metric_of(metric).learned]
     # What is deployed is what counts, where that was tested too.
     aspects = ["deployed_accuracy"] if "deployed_accuracy" in learned else learned[:1]
     aspects += [metric for metric in metrics if metric in MEMORY][:1]
@@ -243,7 +250,7 @@ def _cells(subject: Subject, document: Document) -> list[Said]:
             Said(
                 ANSWER,
                 text,
-                _why(groups[name], base, speed, [figures[m] for m in aspects if m in figures and METRICS[m].learned]),
+                _why(groups[name], base, speed, [figures[m] for m in aspects if m in figures and metric_of(m).learned]),
             )
         )
     if len(found) > MOST:
@@ -317,7 +324,7 @@ def _next_of_study(subject: Subject, document: Document, open_: set[str], where:
     assert subject.study is not None
     name, study = subject.study.name, subject.study.read().study
     trained = max(
-        (column["n"] for c in document["cells"] for m, column in c["metrics"].items() if METRICS[m].learned), default=0
+        (column["n"] for c in document["cells"] for m, column in c["metrics"].items() if metric_of(m).learned), default=0
     )
     going, more = (
         study_words(name, study.name, repeats) for repeats in (study.repeats, 2 * max(trained, study.repeats))
@@ -326,7 +333,7 @@ def _next_of_study(subject: Subject, document: Document, open_: set[str], where:
     done = sum(run.state == "done" for run in subject.runs)
     if going and ((race and not race["over"]) or done < document.get("runs_planned", 0)) and not failed:
         return f"{' '.join(going)}{where} (goes on with it)"
-    if more and any(METRICS[metric].learned for metric in open_):
+    if more and any(metric_of(metric).learned for metric in open_):
         return f"{' '.join(more)}{where} (more seeds, to settle what is open)"
     shown = f"; lockstep report {name}{where} -o {name}.html (all of it as a page)" if page else ""
     return f"lockstep explain {name}{where} (why, cell by cell){shown}"

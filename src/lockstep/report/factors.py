@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from lockstep.metrics import METRICS
+from lockstep.metrics import metric_of
 from lockstep.report.subject import Subject
 from lockstep.report.views import Axis, Lines, Point, Points, Series, short, sure
 from lockstep.settings import dotted
@@ -47,7 +47,7 @@ def charts(subject: Subject) -> Sequence[Lines | Points]:
 def _metrics(subject: Subject) -> list[str]:
     """What was asked for, what is learned first. The rate says what the time says."""
     asked = [name for name in subject.comparison["metrics"] if name != "images_per_second"]
-    return sorted(asked, key=lambda name: not METRICS[name].learned)[:MOST_METRICS]
+    return sorted(asked, key=lambda name: not metric_of(name).learned)[:MOST_METRICS]
 
 
 def _settings(subject: Subject) -> dict[str, Settings]:
@@ -123,7 +123,7 @@ def _said(cell: Settings, key: str, other: str, grows: str | None) -> str:
 
 def _lines(subject: Subject, cells: Mapping[str, Settings], key: str, metric: str) -> Lines | None:
     figures = _figures(subject, metric)
-    label = METRICS[metric].title(subject.comparison["target_accuracy"])
+    label = metric_of(metric).title(subject.comparison["target_accuracy"])
     series = []
     for number, line in enumerate(_families(cells, key)):
         known = [name for name in line.cells if name in figures]
@@ -149,7 +149,7 @@ def _lines(subject: Subject, cells: Mapping[str, Settings], key: str, metric: st
         title=f"{label[0].upper()}{label[1:]} over {_words(key)}",
         says=_says(subject),
         x=Axis(label=_words(key), log=_multiples(ticks), ticks=ticks if len(ticks) <= 12 else []),
-        y=Axis(label=label, unit=METRICS[metric].unit),
+        y=Axis(label=label, unit=metric_of(metric).unit),
         series=series,
     )
 
@@ -191,7 +191,7 @@ def _points(subject: Subject, metric: str) -> Points | None:
     groups = [group for group in subject.groups if group.name in figures][:MOST_ROWS]
     if len(groups) < 2:
         return None
-    label, unit = METRICS[metric].title(subject.comparison["target_accuracy"]), METRICS[metric].unit
+    label, unit = metric_of(metric).title(subject.comparison["target_accuracy"]), metric_of(metric).unit
     return Points(
         id=_id(f"{metric}-by-cell"),
         section=SECTION,

@@ -33,7 +33,7 @@ def predicted(base: Spec, most_cores: int, weak: Sequence[bool]) -> tuple[list[S
         rows = {kind: table(fit, asked[kind][0], counts) for kind in weak}
     except InputError:
         return [], ""
-    figures, text = earned()
+    figures, text = earned(fit)
     assumed = next(iter(asked.values()))[1]
     earned_by = figures["kinds"] if figures else {}
     return [_line(fit, kind, rows[kind], threads, earned_by) for kind in weak], f" Predicted: {text}. {assumed[0]}"

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from lockstep import units
+from lockstep.machine import starving
 from lockstep.report.answers import ANSWER, Difference, Way, sentence
 from lockstep.report.spoken import names
 from lockstep.report.views import AnyChart, Axis, Cell, Command, Lines, Part, Said, Series, Table, shorts
@@ -107,12 +108,12 @@ def answers(record: Record, windows: Sequence[Window]) -> list[Said]:
     ratios = sorted(
         (ratio for ratio in record.ratios if ratio.effect is not None), key=lambda ratio: ratio.effect or 1.0
     )
-    found = []
+    found = starved(windows)
     for ratio in ratios:
         command = any(entry.command for entry in record.entries if entry.name in (ratio.contender, baseline.name))
         text = sentence(*spoken[ratio.contender], _difference(ratio), [], "run" if command else "train")
         found.append(Said(ANSWER, text, _why(ratio, record, windows) if ratio.verdict in ("faster", "slower") else ""))
-    if found:
+    if ratios:
         found[-1] = replace(found[-1], next=next_step(record))
     else:
         found.append(Said(ANSWER, "nothing could be compared"))
@@ -149,6 +150,19 @@ def next_step(record: Record) -> str:
         return _again(record, 4 * record.budget.seconds)
     best = min(ratios, key=lambda ratio: ratio.effect or 1.0)
     return _next(best.contender if best.verdict == "faster" else record.entries[0].name, record)
+
+
+def had_of(windows: Sequence[Window]) -> float | None:
+    """The share of their cores that the contenders had in their windows."""
+    return starving.had(starving.total(window.spent for window in windows if window.spent))
+
+
+def starved(windows: Sequence[Window]) -> list[Said]:
+    """On a starved machine contenders lose unequally: threads that wait for each other lose more than one that waits for nobody."""
+    had = had_of(windows)
+    if had is None or not starving.starved(had):
+        return []
+    return [Said("machine", starving.sentence(had), "a quiet machine may answer otherwise", starving.ADVICE)]
 
 
 def _next(name: str, record: Record) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from lockstep import units
 from lockstep.inside.layout import BESIDE
+from lockstep.machine import starving
 from lockstep.measure.phases import NAMES, TIMED, Parts, last_in, phases_line
 from lockstep.measure.view import RunView
 from lockstep.metrics import learned_keys, metric_of, recorded
@@ -70,6 +71,7 @@ def attached_lines(run: RunView, summary: dict[str, Any], phases: dict[str, Any]
         f"lockstep: {units.counted(steps, 'step')}{on}, {units.duration(step)} a step; "
         f"most of it is {largest} ({units.percent(mean[largest] / mean['total'])})"
     ]
+    found += [starved_line(run)] if starved_line(run) else []
     found += [
         f"  {name:<10}{units.duration(mean[name] / 1e9):>10}  {mean[name] / mean['total']:>6.1%}" for name in TIMED
     ]
@@ -143,6 +145,7 @@ def notes(run: RunView) -> list[str]:
     spec = run.spec()
     changed = changes_mathematics(spec.placement, spec.recipe)
     found = [
+        starved_line(run),
         spec.plan.lr_note,
         f"changes the mathematics: {changed}" if changed else "",
         None if spec.options.attached else unknown_mathematics(spec.placement),
@@ -150,6 +153,14 @@ def notes(run: RunView) -> list[str]:
         _numbers(spec.recipe.precision, (run.summary() or {}).get("numbers")),
     ]
     return [note for note in found if note]
+
+
+def starved_line(run: RunView) -> str:
+    """That a run had too little of its cores for its times to be believed; empty where it had enough, or where that is not known."""
+    had = run.cores_had
+    if had is None or not starving.starved(had):
+        return ""
+    return f"{starving.sentence(had)}, so its times say little: {starving.ADVICE}"
 
 
 def model_lines(run: RunView) -> list[str]:

@@ -62,6 +62,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Keep the timeline of N steps after warm-up (docs/timeline.md)."""
     profile: int | None = None
     """Let torch's profiler look at the N steps after those."""
+    sleep_to_wait: bool = False
+    """Threads that wait for each other sleep at once, since other work had the cores when the run began (launch/waiting.py)."""
 
     @property
     def own_loop(self) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from lockstep.errors import InputError
+from lockstep.machine import starving
 from lockstep.metrics import USUAL, Kind, common_target, fitting, metric_of
 from lockstep.run import Run
 from lockstep.statistics import ALPHA, WORDS, Comparison, Interval, median_interval
@@ -119,7 +120,7 @@ def table(
         "metrics": list(metrics),
         "cells": cells,
         "fairness": notes,
-        "stability": asdict(stability.judge(*_timed(groups))),
+        "stability": asdict(stability.judge(*_timed(groups), _starved(groups))),
     }
 
 
@@ -135,6 +136,22 @@ def _timed(groups: Sequence[Group]) -> tuple[list[stability.Timed], str]:
         if each.summary.get("train_seconds") is not None
     ]
     return runs, "run"
+
+
+def _starved(groups: Sequence[Group]) -> str:
+    """That what was timed had too little of its cores: the race as a whole, else the run that had least."""
+    raced = next((group.time.race for group in groups if group.time), None)
+    if raced is not None:
+        had = starving.had(starving.total(window.spent for window in raced.windows if window.spent))
+        return starving.sentence(had) if had is not None and starving.starved(had) else ""
+    least = min(
+        (each.run for group in groups for each in group.done if each.run.cores_had is not None),
+        key=lambda run: run.cores_had or 0.0,
+        default=None,
+    )
+    if least is None or least.cores_had is None or not starving.starved(least.cores_had):
+        return ""
+    return starving.sentence(least.cores_had, f"{least.id} had", "its")
 
 
 def _baseline(groups: Sequence[Group], wanted: str | None) -> tuple[Group | None, str]:

@@ -6,12 +6,15 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 # Spread from run to run: below 2 % is quiet; above 5 % small differences cannot be seen.
 QUIET, NOISY = 0.02, 0.05
 # Over the whole study: the smallest drift worth reporting, and its significance (z of the Mann-Kendall test: one false alarm in 100).
 DRIFT, DRIFT_Z = 0.03, 2.58
 FIRST_SLOW, FIRST_SPREADS = 0.05, 5.0
+# Half of all normally distributed values are within so many standard deviations.
+NORMAL_QUARTILE = 0.6745
 # With fewer runs than this, drift and a slow first run are not judged.
 ENOUGH = 6
 
@@ -31,27 +34,28 @@ class Stability:
 
     verdict: str
     spread: float | None
-    """Typical deviation of a run from its cell's median, as a share (1.48 x the median absolute deviation)."""
+    """The standard deviation of runs of one cell, as a share: from the median difference between two of them."""
     drift: float | None
     """Change from the first run to the last, as a share, by the Theil-Sen slope."""
     first: float | None
     """How much slower the first run was than its cell's median."""
     advice: list[str]
+    starved: str = ""
+    """That they had too little of their cores, in a sentence; empty where they had enough."""
 
 
-def judge(runs: Sequence[Timed], what: str = "run") -> Stability:
-    """From every run that finished, or every start of a race, in any order."""
+def judge(runs: Sequence[Timed], what: str = "run", starved: str = "") -> Stability:
+    """From every run that finished, or every start of a race, in any order. `starved`: that they had too little of their cores, where it is so."""
     ordered = sorted((run for run in runs if run.seconds > 0), key=lambda run: run.began)
     medians = _medians(ordered)
     rest = [math.log(run.seconds / medians[run.cell]) for run in ordered if run.cell in medians]
+    found = ["starved"] if starved else []
     if len(rest) < 3:
-        return Stability(f"too few {what}s to say", None, None, None, [])
-    # With n values per cell, deviations from their own median are biased low.
-    degrees = len(rest) / max(1, len(rest) - len(medians))
-    spread = 1.4826 * statistics.median(abs(value) for value in rest) * math.sqrt(degrees)
+        return Stability(", ".join([*found, f"too few {what}s to say"]), None, None, None, [], starved)
+    advice = []
+    spread = _spread(ordered)
     first = math.expm1(rest[0])
     drift = _drift(rest) if len(rest) >= ENOUGH else None
-    found, advice = [], []
     if spread > NOISY:
         found.append("noisy")
         advice.append(f"{what}s of one cell differ by {spread:.1%}: end other programs, and keep pin=true")
@@ -69,7 +73,7 @@ def judge(runs: Sequence[Timed], what: str = "run") -> Stability:
             "or add a repeat"
         )
     verdict = ", ".join(found) or ("quiet" if spread <= QUIET else "fair")
-    return Stability(verdict, spread, drift, first, advice)
+    return Stability(verdict, spread, drift, first, advice, starved)
 
 
 def _medians(runs: Sequence[Timed]) -> dict[str, float]:
@@ -78,6 +82,16 @@ def _medians(runs: Sequence[Timed]) -> dict[str, float]:
     for run in runs:
         cells.setdefault(run.cell, []).append(run.seconds)
     return {cell: statistics.median(values) for cell, values in cells.items() if len(values) > 1}
+
+
+def _spread(runs: Sequence[Timed]) -> float:
+    """From differences between two runs of one cell, which know of no centre: of few runs, the one that is the median of its cell would count
+    as no deviation at all. The median difference, so that a single pause of the machine does not make it noisy."""
+    cells: dict[str, list[float]] = {}
+    for run in runs:
+        cells.setdefault(run.cell, []).append(math.log(run.seconds))
+    apart = [abs(one - other) for values in cells.values() for one, other in combinations(values, 2)]
+    return statistics.median(apart) / (math.sqrt(2) * NORMAL_QUARTILE)
 
 
 def _drift(rest: Sequence[float]) -> float | None:

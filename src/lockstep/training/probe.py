@@ -17,11 +17,14 @@ import torch
 from lockstep import strategies
 from lockstep.backends import group
 from lockstep.backends.ranks import Rank
+from lockstep.machine import starving
 from lockstep.machine.cores import cores
+from lockstep.machine.cpu import waited_seconds
 from lockstep.measure.records import PHASES
 from lockstep.placement import DEFAULT_BUCKET_MB, Placement, ranks_per_host
 from lockstep.rounds import rounds
 from lockstep.run import Probe, Run, Spec, write_atomic
+from lockstep.shapes import Spent
 from lockstep.torch_private import default_store
 from lockstep.training.lanes import FEWEST_STEPS, MOST_STEPS, WARM_STEPS, Lane, Lanes
 from lockstep.training.turns import Line
@@ -81,6 +84,7 @@ def measure(run: Run, spec: Spec, rank: Rank, device: torch.device) -> None:
     lanes = _lanes(run, spec, rank, device, probe)
     gate = Gate(rank)
     count = _warm_up(lanes, rank, gate, probe.seconds)
+    meter = starving.Meter(rank.is_first if spec.placement.emulated else rank.local_rank == 0)
     if spec.options.turns:
         count = _when_asked(lanes, Line(run, rank), rank, gate)
     else:
@@ -88,11 +92,19 @@ def measure(run: Run, spec: Spec, rank: Rank, device: torch.device) -> None:
             if rank.is_first:
                 _show(run, number, count)
             _go_round(order, rank, gate)
+    spent = _spent(meter)
     gate.wait()
     ways = [_way(lanes, lane, count, rank) for lane in lanes.built]
     if rank.is_first:
-        write_atomic(run.folder / FILE, {"ways": msgspec.to_builtins(ways)})
+        write_atomic(run.folder / FILE, {"ways": msgspec.to_builtins(ways), "spent": spent})
         run.write_status("done")
+
+
+def _spent(meter: starving.Meter) -> Spent:
+    """Of all ranks together. Collective."""
+    mine = meter.read()
+    used, waited, others, stolen = group.reduce_sum([mine["used"], mine["waited"], mine["others"], mine["stolen"]])
+    return Spent(used=used, waited=waited, others=others, stolen=stolen)
 
 
 def _go_round(order: Sequence[Lane], rank: Rank, gate: Gate) -> None:
@@ -109,11 +121,20 @@ def _when_asked(lanes: Lanes, line: Line, rank: Rank, gate: Gate) -> int:
     for order in rounds(lanes.built, MOST_ROUNDS):
         if not line.order():
             break
-        begin, used = perf_counter(), process_time()
+        begin, used, waited = perf_counter(), process_time(), waited_seconds()
         _go_round(order, rank, gate)
         count += 1
         spent = process_time() - used
-        line.answer({"samples": 1, "wall": perf_counter() - begin, "cpu": spent, "used": spent, "phases": {}})
+        line.answer(
+            {
+                "samples": 1,
+                "wall": perf_counter() - begin,
+                "cpu": spent,
+                "used": spent,
+                "waited": waited_seconds() - waited,
+                "phases": {},
+            }
+        )
     return count
 
 

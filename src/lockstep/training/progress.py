@@ -11,11 +11,13 @@ from typing import Any
 from torch import nn
 
 from lockstep.backends.group import gather, reduce_max, reduce_sum
+from lockstep.machine import starving
 from lockstep.machine.cpu import delayed_seconds
 from lockstep.measure.memory import MemoryMeter
 from lockstep.measure.recorder import Recorder
 from lockstep.measure.records import StepLog
 from lockstep.run import append_line
+from lockstep.shapes import Spent
 from lockstep.training.context import Context
 from lockstep.training.state import digest, whole_state
 
@@ -30,6 +32,10 @@ class Sums:
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     logging_seconds: float = 0.0
+    used_seconds: float = 0.0
+    waited_seconds: float = 0.0
+    others_seconds: float = 0.0
+    stolen_seconds: float = 0.0
 
     def plus(self, other: Sums) -> Sums:
         mine, theirs = asdict(self), asdict(other)
@@ -38,7 +44,10 @@ class Sums:
 
 @dataclass
 class Totals:
-    """Seconds of the whole run by what they were spent on; each is the maximum over ranks, CPU time the sum."""
+    """Seconds of the whole run by what they were spent on; each is the maximum over ranks, CPU time the sum.
+
+    The last four are those of `Spent` (shapes.py): the processors that the training used, and could not have.
+    """
 
     train_seconds: float = 0.0
     train_cpu_seconds: float = 0.0
@@ -46,6 +55,10 @@ class Totals:
     logging_seconds: float = 0.0
     checkpoint_seconds: float = 0.0
     train_images: float = 0
+    used_seconds: float = 0.0
+    waited_seconds: float = 0.0
+    others_seconds: float = 0.0
+    stolen_seconds: float = 0.0
 
     def add(self, sums: Sums) -> None:
         """An epoch, or a part of one, that has ended."""
@@ -53,12 +66,29 @@ class Totals:
         self.train_cpu_seconds += sums.cpu_seconds
         self.logging_seconds += sums.logging_seconds
         self.train_images += sums.samples
+        self.used_seconds += sums.used_seconds
+        self.waited_seconds += sums.waited_seconds
+        self.others_seconds += sums.others_seconds
+        self.stolen_seconds += sums.stolen_seconds
+
+    @property
+    def cores_had(self) -> float | None:
+        """The share of its cores that the training had, of the time that its steps took."""
+        return starving.had(
+            Spent(
+                used=self.used_seconds,
+                waited=self.waited_seconds,
+                others=self.others_seconds,
+                stolen=self.stolen_seconds,
+            )
+        )
 
 
 class Span:
     """One rank's part of an epoch, from a moment on."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, first_of_host: bool) -> None:
+        self._meter = starving.Meter(first_of_host)
         self._recorder, self._first_row = recorder, recorder.log.count
         self._logged = recorder.logging_seconds
         self._delayed = delayed_seconds()
@@ -70,15 +100,16 @@ class Span:
         recorder.clock.flush()
         logging = recorder.logging_seconds - self._logged
         wall, cpu = (after - before for after, before in zip(end or now(), self._begin, strict=True))
-        delayed = delayed_seconds()
+        delayed, spent = delayed_seconds(), self._meter.read()
         loss, correct, samples = recorder.log.totals(self._first_row)
         mine = {"steps": recorder.log.count - self._first_row, "samples": samples, "loss": loss, "correct": correct}
-        loss, hits, counted, cpu = reduce_sum([loss, float(correct), float(samples), cpu])
+        processors = [spent["used"], spent["waited"], spent["others"], spent["stolen"]]
+        loss, hits, counted, cpu, *processors = reduce_sum([loss, float(correct), float(samples), cpu, *processors])
         slowest, logging_of_slowest = reduce_max([wall - logging, logging])
         mine["seconds"] = wall - logging
         if delayed is not None and self._delayed is not None:
             mine["delayed"] = delayed - self._delayed
-        return Sums(loss, hits, counted, slowest, cpu, logging_of_slowest), mine
+        return Sums(loss, hits, counted, slowest, cpu, logging_of_slowest, *processors), mine
 
 
 def now() -> tuple[float, float]:
@@ -91,6 +122,9 @@ class Progress:
 
     def __init__(self, context: Context, recorder: Recorder, sums: Sums, totals: Totals) -> None:
         self._context, self._recorder = context, recorder
+        # Emulated hosts are one machine.
+        rank = context.rank
+        self._first_of_host = rank.is_first if context.placement.emulated else rank.local_rank == 0
         self.sums, self.totals = sums, totals
         self.record: dict[str, Any] = {}
         """Of the last epoch that was recorded."""
@@ -104,7 +138,7 @@ class Progress:
 
     def begin(self) -> None:
         """Steps follow: time counts from here."""
-        self._span = Span(self._recorder)
+        self._span = Span(self._recorder, self._first_of_host)
 
     @property
     def paused(self) -> bool:
@@ -201,6 +235,7 @@ class Progress:
             **asdict(totals),
             "train_images": int(totals.train_images),
             "fit_seconds": fit_seconds,
+            "cores_had": totals.cores_had,
             "images_per_second": totals.train_images / totals.train_seconds if totals.train_seconds else None,
             **{key: result.get(key) for key in ("train_loss", "train_accuracy", "test_loss", "test_accuracy")},
             **{key: value for key, value in result.items() if key.startswith("test_")},

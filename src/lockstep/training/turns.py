@@ -14,6 +14,7 @@ from typing import IO, Any, cast
 
 from lockstep.backends.group import reduce_max
 from lockstep.backends.ranks import Rank
+from lockstep.machine.cpu import waited_seconds
 from lockstep.measure.memory import MemoryMeter, TensorMeter
 from lockstep.measure.recorder import Recorder
 from lockstep.run import ANSWERS, DESK, ORDERS, Run, read_json
@@ -51,7 +52,7 @@ class Turns:
         self._lead = self._steps = self._samples = 0
         self._spent = [0.0, 0.0]
         self._since: list[float] | None = None
-        self._row, self._asked = 0, 0.0
+        self._row, self._asked, self._waited = 0, 0.0, 0.0
         self._line.answer({})  # ready
 
     def before_step(self, samples: int) -> None:
@@ -90,11 +91,20 @@ class Turns:
         self.pause()
         if self._samples:
             wall, cpu = self._spent
-            used, phases = process_time() - self._asked, self._recorder.log.phase_seconds(self._row)
+            used, waited = process_time() - self._asked, waited_seconds() - self._waited
+            phases = self._recorder.log.phase_seconds(self._row)
             tensors = self._tensors.close() if self._tensors else None
             self._tensors = None
             self._line.answer(
-                {"samples": self._samples, "wall": wall, "cpu": cpu, "used": used, "phases": phases, "tensors": tensors}
+                {
+                    "samples": self._samples,
+                    "wall": wall,
+                    "cpu": cpu,
+                    "used": used,
+                    "waited": waited,
+                    "phases": phases,
+                    "tensors": tensors,
+                }
             )
         self._samples, self._spent = 0, [0.0, 0.0]
 
@@ -104,7 +114,8 @@ class Turns:
             self._line.answer(self._look())
         if not order:
             raise Parted
-        self._lead, self._steps, self._asked = order["lead"], order["steps"], process_time()
+        self._lead, self._steps = order["lead"], order["steps"]
+        self._asked, self._waited = process_time(), waited_seconds()
         self._counts = bool(order.get("tensors"))
 
     def _look(self) -> dict[str, float | None]:

@@ -22,6 +22,8 @@ class Taken:
     """Processor seconds of all threads of all ranks."""
     used: float = 0.0
     """The same for the steps before the window as well."""
+    waited: float | None = None
+    """Seconds of that time in which its threads could have run and had no processor; None where that is not known."""
     phases: dict[str, float] = field(default_factory=dict)
     """Seconds of each phase, the mean over ranks."""
 

@@ -20,7 +20,7 @@ from typing import Literal
 import msgspec
 
 from lockstep.recipe import Positive, PositiveFloat
-from lockstep.shapes import Number
+from lockstep.shapes import Number, Spent
 from lockstep.statistics import t_p, t_quantile
 
 LEVEL = 0.007
@@ -54,6 +54,8 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     stolen: Number = 0.0
     """Share that went to other machines."""
     disturbed: bool = False
+    spent: Spent | None = None
+    """The processors that it used, and could not have, its first steps included; None where that is not known."""
     phases: dict[str, Number] = {}
 
     def cost(self, clock: Clock) -> float:

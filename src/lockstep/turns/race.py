@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import statistics
 import time
@@ -12,7 +11,8 @@ from contextlib import contextmanager
 import msgspec
 
 from lockstep.errors import InputError
-from lockstep.machine.cpu import Ticks, ticks
+from lockstep.machine.cpu import TICKS_S, Ticks, ticks
+from lockstep.shapes import Spent
 from lockstep.turns import estimate
 from lockstep.turns.contender import Contender, ContenderFailed, Taken
 from lockstep.turns.estimate import Pair, Ratio, Window
@@ -32,7 +32,6 @@ FEWEST_STARTS = 4
 FOREIGN, STOLEN = 0.1, 0.03
 # The system counts in clock ticks: a difference of two is nothing.
 FEWEST_TICKS = 3
-TICKS_S = os.sysconf("SC_CLK_TCK")
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
@@ -254,6 +253,9 @@ class Race:
             foreign=max(0.0, foreign / whole),
             stolen=stolen / whole,
             disturbed=(foreign >= FEWEST_TICKS and foreign > FOREIGN * whole) or stolen > STOLEN * whole,
+            spent=None
+            if taken.waited is None
+            else Spent(used=taken.used, waited=taken.waited, others=foreign / TICKS_S, stolen=stolen / TICKS_S),
             phases=taken.phases,
         )
 

@@ -119,6 +119,7 @@ class Ranks:
             wall=max(answer["wall"] for answer in found),
             cpu=sum(answer["cpu"] for answer in found),
             used=sum(answer["used"] for answer in found),
+            waited=sum(answer["waited"] for answer in found),
             phases={phase: sum(each[phase] for each in phases) / len(phases) for phase in phases[0]},
         )
 

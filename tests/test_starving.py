@@ -1,0 +1,219 @@
+"""How much of its cores a training had: the definition, what counts it, and every place that says it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from lockstep.explain import explain
+from lockstep.explain.evidence import Evidence
+from lockstep.explain.starved import DOUBT
+from lockstep.launch import waiting
+from lockstep.machine import crowded, starving
+from lockstep.machine.cores import cores
+from lockstep.machine.cpu import children_seconds
+from lockstep.placement import Placement
+from lockstep.report.cells import headlines
+from lockstep.report.race import race_part
+from lockstep.report.subject import of_runs
+from lockstep.run import Run
+from lockstep.shapes import Spent
+from lockstep.ways import BESIDE, FILE
+from support import Cli
+from test_explain import Folder, folder, rows, way, write_steps, write_ways
+from test_race_report import made_up, raced
+
+__all__ = ["folder"]
+SPIN = "while True: pass"
+
+
+def spent(used: float, waited: float = 0.0, others: float = 0.0, stolen: float = 0.0) -> Spent:
+    return Spent(used=used, waited=waited, others=others, stolen=stolen)
+
+
+class Busy:
+    """Other work that could use every core three times."""
+
+    def __init__(self) -> None:
+        self._loops = [subprocess.Popen([sys.executable, "-S", "-c", SPIN]) for _ in range(3 * (os.cpu_count() or 1))]
+
+    def end(self) -> None:
+        for loop in self._loops:
+            loop.kill()
+            loop.wait()
+
+
+@pytest.fixture
+def busy() -> Iterator[Busy]:
+    found = Busy()
+    try:
+        yield found
+    finally:
+        found.end()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "share"),
+    [
+        (spent(10.0), 1.0),
+        (spent(10.0, waited=10.0, others=30.0), 0.5),
+        # Threads that waited behind each other: nobody else ran.
+        (spent(10.0, waited=10.0, others=0.0), 1.0),
+        (spent(10.0, waited=10.0, others=-0.02), 1.0),
+        (spent(10.0, waited=30.0, others=10.0), 0.5),
+        # What the hypervisor took was taken from all that ran, by their part of it.
+        (spent(10.0, stolen=10.0), 0.5),
+        (spent(5.0, others=15.0, stolen=4.0), 5 / 6),
+        # Nothing is known, or too little was asked for.
+        (spent(0.0, waited=3.0, others=3.0), None),
+        (spent(0.2, waited=0.1, others=1.0), None),
+    ],
+)
+def test_the_share_of_its_cores_that_a_training_had(seconds: Spent, share: float | None) -> None:
+    assert starving.had(seconds) == (None if share is None else pytest.approx(share))
+    assert starving.starved(starving.had(seconds)) == (share is not None and share < starving.STARVED)
+
+
+def test_parts_add_up() -> None:
+    parts = [spent(1.0, 2.0, 3.0, 4.0), spent(10.0, 20.0, 30.0, 40.0)]
+    assert starving.total(parts) == spent(11.0, 22.0, 33.0, 44.0)
+    assert starving.total([]) is None
+    assert starving.sentence(0.234).startswith("you had 23% of your cores")
+
+
+METER = """
+import json
+from lockstep.machine.starving import Meter
+meter = Meter(first=True)
+while (found := meter.read())["used"] < 0.6:
+    sum(range(100_000))
+print(json.dumps(found))
+"""
+
+
+def test_a_process_sees_that_others_have_its_cores(busy: Busy) -> None:
+    found = subprocess.run([sys.executable, "-c", METER], capture_output=True, text=True, check=True)
+    spent = json.loads(found.stdout)
+    share = starving.had(spent)
+    assert starving.starved(share), spent
+
+
+def test_what_its_own_children_run_is_not_other_work() -> None:
+    before = children_seconds()
+    child = subprocess.Popen([sys.executable, "-S", "-c", SPIN])
+    while children_seconds() < before + 0.1:
+        assert child.poll() is None
+    child.kill()
+    child.wait()
+    assert children_seconds() >= before + 0.1, "also when it has ended"
+
+
+# Who says it
+
+
+BASE = {"data": 100, "forward": 3000, "backward": 6000, "optimizer": 100, "total": 9400}
+
+
+def test_explain_says_it_first_and_trusts_no_time_then(folder: Folder) -> None:
+    run = folder.run(cores_had=0.23)
+    write_steps(run, rows(200, **BASE), rows(200, **BASE))
+    first, *rest = explain(Evidence(run))
+    assert (first.question, first.cause) == ("machine", "neighbour")
+    assert first.verdict.startswith("you had 23% of your cores")
+    doubted = {finding.question for finding in rest if finding.why.endswith(DOUBT)}
+    assert {"step", "straggler"} <= doubted
+    assert not doubted & {"accuracy", "overfitting"}
+    (step,) = explain(Evidence(run), ("step",))
+    assert step.why.endswith(DOUBT), "also where nothing else is asked"
+    enough = folder.run(cores_had=0.95)
+    write_steps(enough, rows(200, **BASE), rows(200, **BASE))
+    assert not [
+        finding for finding in explain(Evidence(enough)) if DOUBT in finding.why or finding.question == "machine"
+    ]
+
+
+def test_what_was_measured_beside_a_run_may_have_been_starved_too(folder: Folder) -> None:
+    run = folder.run(cores_had=0.99)
+    write_steps(run, rows(200, **BASE), rows(200, **BASE))
+    write_ways(run, way("plain", 10.0), way("apart", 11.0, ranks=2), way("together", 12.0, ranks=2))
+    assert not explain(Evidence(run), ("machine",))
+    path = run.folder / BESIDE / FILE
+    path.write_text(json.dumps({**json.loads(path.read_text()), "spent": spent(5.0, waited=5.0, others=20.0)}))
+    (found,) = explain(Evidence(run), ("machine",))
+    assert found.verdict.startswith("the measurement beside it had 50% of its cores")
+
+
+def test_a_race_says_it_in_its_answer() -> None:
+    quiet = made_up({"ranks=1": 1.0, "ranks=2": 0.6})
+    starved = [msgspec.structs.replace(each, spent=spent(1.0, waited=3.0, others=9.0)) for each in quiet]
+    record = raced(quiet, ["ranks=1", "ranks=2"])
+    (answer,) = race_part(record, starved, "a-race").headlines
+    assert "as fast as ranks=1; but you had 25% of your cores" in answer.verdict
+    assert "cores" not in race_part(record, quiet, "a-race").headlines[0].verdict
+
+
+def test_a_comparison_says_it_before_all_else(folder: Folder) -> None:
+    runs = [
+        folder.run(train_seconds=seconds, images_per_second=100 / seconds, cores_had=had)
+        for seconds, had in ((1.0, 0.98), (1.2, 0.4))
+    ]
+    first = headlines(of_runs(runs))[0]
+    assert (first.question, first.verdict.partition(":")[0]) == ("machine", "run-2 had 40% of its cores")
+
+
+# How threads wait
+
+
+@pytest.mark.parametrize(
+    ("seen", "taken"),
+    [([1], 0), ([3, 3, 3, 3, 3, 3, 3], 2), ([9] * 7, 2), ([9, 9, 1], 0), ([None], 0)],
+)
+def test_cores_are_taken_where_other_work_stays(
+    seen: list[int | None], taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crowded, "cores", lambda: 2)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    looks = iter(seen)
+    monkeypatch.setattr(crowded, "runnable", lambda: next(looks))
+    assert crowded.taken() == taken
+
+
+def test_only_a_run_that_states_no_threads_waits_asleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in waiting.STATED:
+        monkeypatch.delenv(name, raising=False)
+    resolved = Placement(threads=2, device="cpu", launcher="single")
+    assert "OMP_WAIT_POLICY=passive" in waiting.reason(Placement(), resolved, 2)
+    assert not waiting.reason(Placement(), resolved, 0), "a quiet machine"
+    assert not waiting.reason(Placement(threads=2), resolved, 2), "stated"
+    assert not waiting.reason(Placement(), Placement(threads=1, device="cpu"), 2), "nobody waits"
+    monkeypatch.setenv("GOMP_SPINCOUNT", "1000")
+    assert not waiting.reason(Placement(), resolved, 2), "the user has decided"
+
+
+@pytest.mark.slow
+@pytest.mark.cold
+@pytest.mark.skipif(cores() < 2, reason="one core has one thread, which waits for nobody")
+def test_a_run_beside_other_work_says_so_and_computes_the_same(cli: Cli, busy: Busy) -> None:
+    """Cold: OpenMP reads how threads wait when it is loaded."""
+    words = ("data=embedded", "train_limit=6400", "test_limit=500", "epochs=1", "fused=false")
+    found = cli("run", *words, "--name", "beside", "--quiet")
+    assert found.returncode == 0, found.stderr
+    assert "other work has" in found.stderr
+    busy.end()
+    run = Run(cli.runs / "beside")
+    assert run.spec().options.sleep_to_wait
+    assert any("OMP_WAIT_POLICY=passive" in word for word in run.spec().command[0])
+    shown = cli("show", "beside").stdout
+    assert "% of your cores" in shown
+    assert "threads sleep" in " ".join(shown.split())
+    assert "% of your cores" in cli("explain", "beside").stdout.partition("next")[0]
+    alone = cli.run(*words, "threads=2")
+    assert alone["weights_sha256"] == (run.summary() or {})["weights_sha256"], (
+        "how threads wait is not what they add up"
+    )
