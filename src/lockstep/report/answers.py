@@ -324,7 +324,8 @@ def _next_of_study(subject: Subject, document: Document, open_: set[str], where:
     assert subject.study is not None
     name, study = subject.study.name, subject.study.read().study
     trained = max(
-        (column["n"] for c in document["cells"] for m, column in c["metrics"].items() if metric_of(m).learned), default=0
+        (column["n"] for c in document["cells"] for m, column in c["metrics"].items() if metric_of(m).learned),
+        default=0,
     )
     going, more = (
         study_words(name, study.name, repeats) for repeats in (study.repeats, 2 * max(trained, study.repeats))
