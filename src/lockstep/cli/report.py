@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from lockstep.cli.options import runs_option
-from lockstep.cli.output import check_output, next_step, note, writing
+from lockstep.cli.output import check_output, console, next_step, note, writing
 from lockstep.errors import InputError
 from lockstep.units import counted
 
@@ -52,6 +52,7 @@ def command(names: tuple[str, ...], output: Path, form: str | None, runs: Path |
     from lockstep.report.document import of_parts, part
     from lockstep.report.race import race_part
     from lockstep.report.subject import of_names
+    from lockstep.report.terminal import draw_answers
     from lockstep.turns.folder import RaceFolder
 
     given = click.get_current_context().get_parameter_source("output") is click.core.ParameterSource.COMMANDLINE
@@ -67,6 +68,8 @@ def command(names: tuple[str, ...], output: Path, form: str | None, runs: Path |
     document = of_parts(parts + [part(subject) for subject in (of_names(others, runs) if others else [])])
     with writing(output):
         note((_write_folder if chosen in FOLDERS else _write_file)(document, output, chosen))
+    for each in document.parts:
+        draw_answers(each.headlines, console())
     if chosen == "html":
         next_step(f"open {output} in a browser: it needs no network")
 
