@@ -161,7 +161,7 @@ def test_loops_of_ones_own_race_and_one_that_ends_is_out(cli: Cli) -> None:
             ["ranks=1", "launcher=slurm ranks=2"],
             "race: 'launcher=slurm ranks=2': contenders share their cores, and jobs do not",
         ),
-        (["ranks=1", "ranks=100000"], "race: 2 contenders with 100001 ranks"),
+        (["ranks=1", "ranks=100000"], "race: 2 contenders with 100,001 ranks"),
         (["ranks=1", "$ "], "race: '$ ': there is no command after '$'"),
         (["ranks=1", "images=0 $ python"], "write it as images=6400 $ COMMAND"),
         (["ranks=1", "images=many $ python"], "could not convert string to float"),

@@ -54,13 +54,15 @@ def command(runs: Path | None, as_json: bool) -> None:
     if as_json:
         print_json([{"area": area, **found._asdict()} for area, findings in areas.items() for found in findings])
         return
+    from lockstep.report.terminal import hanging
+
     out = console()
     for area, findings in areas.items():
         for number, found in enumerate(findings):
             if number == 0:
                 out.print(styled((area, "bold")))
-            state, fix = (f"{found.state:<8}", COLOURS[found.state]), (f"  → {found.fix}" if found.fix else "", "dim")
-            out.print(styled("  ", state, f" {found.what}", fix), soft_wrap=True)
+            fix = f"  → {found.fix}" if found.fix else ""
+            hanging(out, (f"  {found.state:<8}", COLOURS[found.state]), found.what + fix, gap=1)
     next_step("lockstep demo (one recipe with one process and with two ranks, in a minute)")
 
 

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from lockstep.cli.options import complete_run, runs_option
-from lockstep.cli.output import check_output, next_step, note, writing
+from lockstep.cli.output import check_output, console, next_step, note, writing
 from lockstep.errors import InputError
 from lockstep.reading import is_dir
 from lockstep.units import counted
@@ -55,6 +55,7 @@ def command(names: tuple[str, ...], output: str, form: str | None, runs: Path | 
     from lockstep.report.document import of_parts, part
     from lockstep.report.race import race_part
     from lockstep.report.subject import of_names
+    from lockstep.report.terminal import draw_answers
     from lockstep.turns.folder import RaceFolder
 
     given = click.get_current_context().get_parameter_source("output") is click.core.ParameterSource.COMMANDLINE
@@ -75,6 +76,8 @@ def command(names: tuple[str, ...], output: str, form: str | None, runs: Path | 
             place.mkdir(exist_ok=True)
             place /= f"report.{chosen}"
         note((_write_folder if chosen in FOLDERS else _write_file)(document, place, chosen))
+    for each in document.parts:
+        draw_answers(each.headlines, console())
     if chosen == "html":
         next_step(f"open {place} in a browser: it needs no network")
 

@@ -51,7 +51,7 @@ def command(
     import msgspec
 
     from lockstep.errors import InputError, RunCancelled
-    from lockstep.report.terminal import draw_findings, draw_table
+    from lockstep.report.terminal import draw_answers, draw_table
     from lockstep.report.tune import command_line, tune_part
     from lockstep.settings import changed
     from lockstep.tune import search
@@ -82,7 +82,7 @@ def command(
         print_json({**msgspec.to_builtins(found), "command": line})
     else:
         part = tune_part(found, line, cost)
-        draw_findings(part.headlines, console())
+        draw_answers(part.headlines, console())
         if part.table and part.table.rows:
             console().print()
             draw_table(part.table, console())

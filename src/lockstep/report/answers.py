@@ -213,7 +213,9 @@ def answers(subject: Subject) -> list[Said]:
     for cell in document["cells"]:
         if cell["left_out"]:
             told.append(Said("left out", f"{cell['cell']} is left out", cell["left_out"]))
-        told += [Said("failed", f"{cell['cell']} failed", why) for why in cell["failed"][:2]]
+        if failed := cell["failed"]:
+            more = f"; {counted(len(failed) - 1, 'more failure')}" if len(failed) > 1 else ""
+            told.append(Said("failed", f"{cell['cell']} failed", failed[0] + more))
     return told
 
 

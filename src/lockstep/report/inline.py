@@ -10,6 +10,7 @@ import base64
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
+from lockstep.report.terminal import console, table_text
 from lockstep.report.vega.files import svg
 from lockstep.report.views import AnyChart, Part, Published, Said, Table
 from lockstep.text import printable
@@ -110,7 +111,7 @@ def _text(text: str) -> str:
 
 
 def plain(part: Part, figures: Sequence[str] = ()) -> str:
-    """The answer in a few lines: how it ended, what was found. `figures`: which facts are part of it."""
+    """The answer in a few lines: how it ended, what was found, and the figures with their intervals. `figures`: which facts are part of it."""
     facts = dict(part.facts)
     state, cause = facts.pop("state", ""), facts.pop("cause", "")
     shown = ", ".join(f"{label} {facts[label]}" for label in figures if label in facts)
@@ -124,4 +125,6 @@ def plain(part: Part, figures: Sequence[str] = ()) -> str:
             said.verdict,
             *(f"{label}: {text}" for label, text in (("why", said.why), ("next", said.next)) if text),
         ]
+    if part.table and part.kind in ("race", "runs", "study"):
+        lines += ["", table_text(part.table, console()).plain]
     return printable("\n".join(lines))
