@@ -106,7 +106,7 @@ def test_names_and_logs_stay_text(browser: Any, served: Served) -> None:
     assert page.locator("h1").first.text_content() == HOSTILE
     assert page.locator("img").count() == 0
     page.goto(f"{served.base}/run?id=broken")
-    page.locator("select").select_option("1")
+    page.get_by_label("Whose log").select_option("1")
     until(page, "document.querySelector('.log').textContent.includes('out of memory')")
     assert "<script>alert(2)</script>" in page.locator(".log").text_content()
     page.goto(f"{served.base}/study?id=mine")

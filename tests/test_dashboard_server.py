@@ -151,7 +151,13 @@ def test_a_stream_follows_a_run_to_its_end(ask: Asked, folders: Folders) -> None
     found = events(answer, "log")
     assert found[0][0] == "state"
     assert found[0][1]["state"] == "running"
-    assert [data["id"] for name, data in found if name == "plot"] == ["loss-by-step", "step", "accuracy", "loss"]
+    assert [data["id"] for name, data in found if name == "plot"] == [
+        "loss-by-step",
+        "rate",
+        "step",
+        "accuracy",
+        "loss",
+    ]
     assert found[-1][1] == {"rank": 1, "text": "rank 1 says <b>\n", "again": True}
     run.write_status("done")
     rest = events(answer, "ended")

@@ -102,7 +102,9 @@ def test_a_contender_that_failed_is_shown_with_the_reason() -> None:
 def test_a_page_has_the_answer_the_curve_and_the_command() -> None:
     windows = made_up({"ranks=1": 1.0, "ranks=2 backend=shm": 0.6})
     part = race_part(raced(windows, ["ranks=1", "ranks=2 backend=shm"]), windows, "a-race")
-    assert [len(series.x) for chart in part.charts for series in chart.series] == [STARTS - 2]  # type: ignore[union-attr]
+    speeds, settled = part.charts
+    assert [len(series.x) for series in settled.series] == [STARTS - 2]  # type: ignore[union-attr]
+    assert [row.value for row in speeds.rows] == pytest.approx([1, 1 / 0.6], rel=0.01)  # type: ignore[union-attr]
     text = page(of_parts([part]))
     assert "2 ranks over shm train 1.67 times as fast as 1 rank" in text
     assert part.commands[0].lines == [

@@ -13,7 +13,22 @@ from lockstep import units
 from lockstep.machine import starving
 from lockstep.report.answers import ANSWER, Difference, Way, sentence
 from lockstep.report.spoken import names
-from lockstep.report.views import AnyChart, Axis, Cell, Command, Lines, Part, Said, Series, Table, shorts
+from lockstep.report.views import (
+    AnyChart,
+    Axis,
+    Cell,
+    Command,
+    Lines,
+    Part,
+    Point,
+    Points,
+    Said,
+    Series,
+    Table,
+    short,
+    shorts,
+    sure,
+)
 from lockstep.turns import estimate
 from lockstep.turns.estimate import Ratio, Window
 from lockstep.turns.folder import Record
@@ -34,7 +49,7 @@ def race_part(record: Record, windows: Sequence[Window], name: str) -> Part:
         table=table(record, windows),
         headlines=answers(record, windows),
         notes=_notes(record, windows),
-        charts=_charts(record, windows),
+        charts=[*_speeds(record), *_charts(record, windows)],
         environment=_environment(record),
         commands=[Command("race", [_again(record, record.budget.seconds)])],
     )
@@ -179,6 +194,27 @@ def _next(name: str, record: Record) -> str:
 def _plain(name: str) -> str:
     """Without the number of one that was named twice."""
     return re.sub(r" \(\d+\)$", "", name)
+
+
+def _speeds(record: Record) -> list[AnyChart]:
+    """All contenders side by side."""
+    baseline, known = record.entries[0].name, [ratio for ratio in record.ratios if ratio.effect]
+    rows = [
+        Point(
+            name=ratio.contender,
+            colour=f"c{1 + number % 7}",
+            value=sure(1 / (ratio.effect or 1.0)),
+            low=short(1 / ratio.high) if ratio.high else None,
+            high=short(1 / ratio.low) if ratio.low else None,
+            text=speed(ratio),
+        )
+        for number, ratio in enumerate(known)
+    ]
+    if not rows:
+        return []
+    first = Point(name=baseline, colour="c0", value=1, text="1×, the baseline")
+    says = f"Speed as a multiple of that of {baseline}, with its interval over the starts of the race."
+    return [Points("speeds", "factor", "Speed", says, Axis("speed", "times"), [first, *rows])]
 
 
 def _charts(record: Record, windows: Sequence[Window]) -> list[AnyChart]:

@@ -2,7 +2,7 @@
 
 const report = JSON.parse(document.getElementById("document").textContent);
 const SECTIONS = {
-  factor: ["Side by side", "What each cell came to."],
+  factor: ["Side by side", "What each one came to."],
   learning: ["Learning curves", "How accuracy and loss went."],
   pace: ["Over time", "How fast it went, and what it took, while it trained."],
   speed: ["Speed and cost", "What more workers bring, and what they cost."],

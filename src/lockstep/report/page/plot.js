@@ -169,7 +169,9 @@ function plotter(node, given, state, changed) {
     },
     switch: () => change(switched(chart, state)),
     update: (next) => {
-      const same = JSON.stringify([chart.spec, chart.narrow]) === JSON.stringify([next.spec, next.narrow]);
+      // What a reader may choose (usermeta) is in the spec when they have chosen it.
+      const drawnBy = (one) => JSON.stringify([one.spec, one.narrow], (key, value) => (key === "usermeta" ? undefined : value));
+      const same = drawnBy(chart) === drawnBy(next);
       chart = next;
       if (!same) draw();
       else if (view) {
