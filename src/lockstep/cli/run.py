@@ -117,7 +117,7 @@ def command(
         )
     if host_index:
         return  # the first host has the results
-    from lockstep.cli.show import document, print_run
+    from lockstep.cli.show import document, print_run, tell_next
     from lockstep.measure.view import view
     from lockstep.report.run import model_lines
 
@@ -127,3 +127,5 @@ def command(
         print_json(document(run))
     else:
         print_run(run, ranks=False)
+        if not quiet:
+            tell_next(run, runs)

@@ -10,7 +10,7 @@ import msgspec
 
 from lockstep import shapes
 from lockstep.cli.options import complete_run, json_option, plot_option, runs_option
-from lockstep.cli.output import console, print_json, print_table, styled
+from lockstep.cli.output import console, note, print_json, print_table, styled
 from lockstep.errors import InputError
 from lockstep.reading import Damaged, read_record
 from lockstep.run import Run, runs_root
@@ -46,6 +46,13 @@ def command(run: str, runs: Path | None, ranks: bool, operators: bool, plot: boo
         if decided := found.spec().decisions():
             console().print("\nwhat Lockstep decided")
             print_table(["setting", "value", "why"], [list(row) for row in decided])
+        tell_next(found, runs)
+
+
+def tell_next(run: Run, runs: Path | None) -> None:
+    """What to type after a look at a finished run."""
+    if run.status()["state"] == "done":
+        note(f"next: lockstep explain {run.id}{f' --runs {runs}' if runs else ''}")
 
 
 def _operators(run: Run, as_json: bool) -> None:
