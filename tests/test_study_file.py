@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import zipfile
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from lockstep.errors import InputError
 from lockstep.placement import Placement
@@ -19,6 +22,7 @@ from lockstep.study.file import read, with_words
 from lockstep.study.folder import StudyFolder
 from lockstep.study.plan import Planned, apart, outcome, plan, prepared, run_name
 
+ROOT = Path(__file__).parents[1]
 BASE = """
 [recipe]
 data = "embedded"
@@ -160,6 +164,28 @@ def test_every_published_experiment_has_its_study() -> None:
     }  # fmt: skip
     assert set(builtin.published()) == wanted
     assert {study.name for study in builtin.find("published")} == wanted
+
+
+def test_the_optimizers_study_is_fair_and_keeps_the_trainings_of_its_pack() -> None:
+    (study,), (search,) = builtin.find("optimizers"), builtin.find("optimizer-rates")
+    with zipfile.ZipFile(ROOT / "docs/studies/optimizers.study.zip") as pack:
+        packed = msgspec.json.decode(pack.read("study/study.json"), type=Planned)
+    # A training is known again by its recipe: the same cells still have the recipes that were trained.
+    for cell in packed.cells:
+        assert study.settings(cell.name)[0] == cell.recipe
+    one_rate = {
+        study.settings(cell)[0].optimizer.name: study.settings(cell)[0].optimizer.lr
+        for cell in study.factors["optimizer.name"]
+    }
+    own = [study.settings(cell)[0].optimizer for cell in study.cells]
+    assert {each.name for each in own} == one_rate.keys()
+    assert len(set(one_rate.values())) == 1
+    assert all(each.weight_decay > 0 for each in own if each.name == "adamw")
+    searched = [search.settings(cell)[0].optimizer for cell in search.all_cells()]
+    for each in own:
+        alike = [other.lr for other in searched if replace(other, lr=each.lr) == each]
+        assert min(alike) < each.lr < max(alike), "the search went beyond it on both sides"
+    assert not set(search.seeds) & {study.seed_of(study.baseline or "", repeat) for repeat in range(4 * study.repeats)}
 
 
 def test_the_study_of_the_fused_kernel_fuses_only_what_it_calls_fused() -> None:

@@ -128,4 +128,5 @@ def command(
         print_json(document(run))
     else:
         print_run(run, ranks=False)
-        next_of(run, runs)
+        if not quiet:
+            next_of(run, runs)
