@@ -210,7 +210,7 @@ def _print(found: dict[str, Any]) -> None:
     rounds = f", weights averaged every {found['every']} steps" if found["every"] else ""
     what = f"{recipe['model']}, {placement['backend']}, {placement['strategy']}{rounds}; {kept}"
     out.print(styled((found["run"] or recipe["model"], "bold"), f"  {what}"))
-    _print_rows(found["rows"])
+    _print_rows(found["rows"], found["bounds"])
     out.print(f"{found['basis']}; {found['earned_text']}.", soft_wrap=True)
     for text in found["assumed"]:
         out.print(text, soft_wrap=True)
@@ -221,7 +221,7 @@ def _print(found: dict[str, Any]) -> None:
         out.print(f"Next: {found['verdict']['next']}", soft_wrap=True)
 
 
-def _print_rows(rows: list[dict[str, Any]]) -> None:
+def _print_rows(rows: list[dict[str, Any]], bounds: str) -> None:
     parts = ("compute", "wrapper", "contention", "exchange", "waiting")
     shown = []
     for row in rows:
@@ -235,7 +235,7 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
                 "hosts": f"{row['hosts']:,}",
                 "batch/rank": passes,
                 "step ms": _ms(row["step_ms"]),
-                "interval ms": f"{_ms(interval[0])}–{_ms(interval[1])}" if interval else "not checked",
+                f"{bounds} ms": f"{_ms(interval[0])}–{_ms(interval[1])}" if interval else "not checked",
                 **{part: _ms(row[f"{part}_ms"]) for part in parts},
                 "samples/s": f"{row['images_per_second']:,.0f}" if row["images_per_second"] else "–",
                 "speed-up": f"{row['speed_up']:.2f}",

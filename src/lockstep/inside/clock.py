@@ -31,6 +31,9 @@ GAPS = {
 }
 # So many steps of other optimizers without one of the optimizer that ends a step: it is not used any more.
 LEAD_LOST = 16
+# What writing a row costs is looked at in every N-th step: asking for processor time takes as long as writing one. Never in the first, which
+# opens the files.
+LOOKED_AT = 8
 # How far a pass of a model that was never trained has come to be an evaluation (`evaluate`).
 NONE, SEEN, NEXT_BATCH = range(3)
 
@@ -241,8 +244,9 @@ class Clock:
     def _finish(self, again: bool) -> None:
         phases = self._phases
         phases[OPTIMIZER] += phases[ZEROING]
-        total = sum(phases[: OTHER + 1]) + sum(phases[BESIDE])
-        row, beside = phases[:TIMED], [*phases[BESIDE], self.reads]
+        row, beside = phases[:TIMED], phases[BESIDE]
+        total = sum(row) + phases[OTHER] + sum(beside)
+        beside.append(self.reads)
         self._evaluated += phases[EVALUATION]
         self._saved += phases[CHECKPOINT]
         start = self._last - total
@@ -255,8 +259,10 @@ class Clock:
         self._row = row, total, beside
         self._phases, self.reads = [0] * KINDS, 0
         self._worked, self._strange, self._others = False, NONE, 0
-        begin = thread_time_ns()  # the processor's: on a busy machine, others run meanwhile
-        self._finished(start, row, max(total, 1), beside, again)
-        if self.steps > 1:  # the first one opens the files, which is no cost of a step
-            self.own += thread_time_ns() - begin
+        if self.steps % LOOKED_AT:
+            self._finished(start, row, max(total, 1), beside, again)
+        else:
+            begin = thread_time_ns()  # the processor's: on a busy machine, others run meanwhile
+            self._finished(start, row, max(total, 1), beside, again)
+            self.own += LOOKED_AT * (thread_time_ns() - begin)
         self._last = perf_counter_ns()  # what is ours is nobody's

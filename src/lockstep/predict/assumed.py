@@ -20,7 +20,7 @@ from lockstep.predict.scaling import Row
 AGAIN, CONTENDED, DOUBLING, LATE = 1.1, 3.0, 1.1, 2.0
 SAID = (
     "nothing of this script was fitted or checked, so a range is no interval of a stated probability: it goes from the best to the worst "
-    "of what is assumed (docs/attach.md)"
+    "of what is assumed (docs/predict.md)"
 )
 
 

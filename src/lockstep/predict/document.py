@@ -189,7 +189,7 @@ def document(
     assumed = [*remarks, *beyond(fit, rows), *(widened(fit, rows, figures) if figures else [])]
     found = _document(name, fit, ask, rows, verdict, assumed, replayed, intervals)
     basis = f"Fitted {age(fit)} in {fit.seconds:.0f} s"
-    return found | {"basis": basis, "earned": figures, "earned_text": text}
+    return found | {"basis": basis, "bounds": "interval", "earned": figures, "earned_text": text}
 
 
 def document_of_attached(
@@ -206,7 +206,7 @@ def document_of_attached(
     if seen.batch is None:
         for row in found["rows"]:
             row |= dict.fromkeys(("global_batch", "micro_batch", "images_per_second"))
-    return found | {"basis": f"From what was seen {age(fit)}", "earned": None, "earned_text": SAID}
+    return found | {"basis": f"From what was seen {age(fit)}", "bounds": "range", "earned": None, "earned_text": SAID}
 
 
 def _document(
