@@ -14,7 +14,7 @@ from lockstep.machine.cpu import TICKS_S, children_seconds, ticks, waited_second
 from lockstep.shapes import Spent
 from lockstep.units import percent
 
-STARVED = 0.8
+STARVED = 0.9
 """Below this share, times say as much about the other work as about the training (docs/machine.md has the measurement)."""
 # So many processor seconds have to be asked for before anything is said: in less, a single pause of the system is a large share.
 LEAST_S = 0.5
