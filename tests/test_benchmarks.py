@@ -441,12 +441,14 @@ def test_causes_planted_in_scripts_are_scored_by_the_name_that_comes_first(
         raise ContenderFailed("exit code 1")
 
     monkeypatch.setattr(parts, "FOLDER", tmp_path)
-    monkeypatch.setattr(attach, "WHO", (("Lockstep", ours), ("TraceML", theirs)))
+    monkeypatch.setattr(attach, "BOTH", (("Lockstep", ours), ("TraceML", theirs)))
     section = attach.measure(Settings())
     assert section.valid
     assert section.notes[0] == "Lockstep: 24 of 25 causes are named first (goal 24: met)."
     assert section.notes[1] == "Lockstep: nothing is named in 5 of 5 scripts in which nothing is planted."
     assert section.notes[2] == "TraceML: 0 of 25 causes are named first."
-    monkeypatch.setattr(attach, "WHO", (("Lockstep", theirs),))
+    monkeypatch.setattr(attach, "OURS", (("Lockstep", ours),))
+    assert attach.measure_held_out(Settings()).notes[0] == "Lockstep: 19 of 19 causes are named first."
+    monkeypatch.setattr(attach, "BOTH", (("Lockstep", theirs),))
     monkeypatch.setattr(parts, "FOLDER", tmp_path / "again")
     assert not attach.measure(Settings()).valid
