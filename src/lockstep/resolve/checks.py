@@ -51,7 +51,7 @@ def check_together(recipe: Recipe, placement: Placement) -> None:
 
 
 def _check_launcher(placement: Placement) -> None:
-    if placement.launcher not in LAUNCHERS and ":" not in placement.launcher:
+    if placement.launcher not in ("auto", *LAUNCHERS) and ":" not in placement.launcher:
         known = ["auto", *LAUNCHERS, *offered.names("launcher")]
         near = difflib.get_close_matches(placement.launcher, known, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}; your own: path/to/file.py:starts"
