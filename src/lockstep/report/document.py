@@ -124,6 +124,11 @@ def _race_text(race: dict[str, Any]) -> str:
     return f"in turns, up to {counted(race['starts'], 'start')} of a cell, {counted(race['rounds'], 'round')}, {text(race['seconds'], 'seconds')}{over}"
 
 
+def _left_out(check: dict[str, Any]) -> str:
+    """Of trainings that had not had their cores."""
+    return f"; {counted(check['starved'], 'more training')} had not had their cores" if check.get("starved") else ""
+
+
 def _damaged(subject: Subject) -> list[str]:
     """What cannot be read, and so is left out: runs as a whole, and files of those that are drawn."""
     whole = [text for group in subject.groups for text in group.unstarted]
@@ -141,7 +146,7 @@ def _notes(subject: Subject) -> list[str]:
     if check := document.get("check"):
         found.append(
             f"a whole training takes as long as its steps and evaluations in turns, within {check['median']:.1%} (median of "
-            f"{counted(check['n'], 'training')}, worst {check['worst']:.1%})"
+            f"{counted(check['n'], 'training')}, worst {check['worst']:.1%}){_left_out(check)}"
         )
     overhead = document.get("overhead")
     if overhead:

@@ -10,6 +10,7 @@ from typing import Any
 
 from lockstep.errors import InputError
 from lockstep.machine import starving
+from lockstep.measure.view import RunView
 from lockstep.metrics import USUAL, Kind, common_target, fitting, metric_of
 from lockstep.run import Run
 from lockstep.statistics import ALPHA, WORDS, Comparison, Interval, median_interval
@@ -76,9 +77,13 @@ def _race(groups: Sequence[Group]) -> Document | None:
 
 
 def _check(groups: Sequence[Group]) -> Document | None:
-    """How far whole trainings were from what their steps and evaluations come to: 0.02 where they took 2 % longer."""
+    """How far whole trainings were from what their steps and evaluations come to: 0.02 where they took 2 % longer.
+
+    Those that had not had their cores say nothing of it.
+    """
     off: list[Document] = []
     shares: list[float] = []
+    starved = 0
     for group in groups:
         for each in group.done:
             summary, time = each.summary, group.time
@@ -87,13 +92,24 @@ def _check(groups: Sequence[Group]) -> Document | None:
             images, epochs = float(summary.get("train_images") or 0), int(summary.get("epochs") or 0)
             said = images * time.cost + epochs * time.evaluation
             took = float(summary["train_seconds"]) + float(summary.get("eval_seconds") or 0.0)
-            if said:
+            if said and starving.starved(_cores_had(each.run)):
+                starved += 1
+            elif said:
                 shares.append(took / said - 1)
                 off.append({"cell": group.name, "run": each.run.id, "off": took / said - 1})
     if not off:
         return None
     shares = [abs(share) for share in shares]
-    return {"n": len(off), "median": statistics.median(shares), "worst": max(shares), "runs": off}
+    return {"n": len(off), "median": statistics.median(shares), "worst": max(shares), "runs": off, "starved": starved}
+
+
+def _cores_had(run: RunView) -> float | None:
+    """Of runs that did not count it yet, from how long their training threads could have run and had no processor."""
+    if run.cores_had is not None:
+        return run.cores_had
+    epochs = [epoch for rank in range(run.ranks) for epoch in run.epochs(rank) if epoch.get("delayed_seconds") is not None]
+    seconds = sum(float(epoch["train_seconds"]) for epoch in epochs)
+    return 1 - sum(float(epoch["delayed_seconds"]) for epoch in epochs) / seconds if seconds else None
 
 
 def table(
