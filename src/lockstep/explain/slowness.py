@@ -90,8 +90,9 @@ def delayed(evidence: Evidence, rank: int) -> float:
     return sum(float(epoch["delayed_seconds"]) for epoch in found) / steps if steps else 0.0
 
 
-def neighbour(evidence: Evidence) -> blocks.Mean:
+def neighbour(evidence: Evidence, step: float) -> blocks.Mean:
     """Seconds of a step that all lose because ranks had no processor now and then: at least what the one with most of it lost, at most
-    what they lost in all, since they wait for each other; the middle of both."""
+    what they lost in all, since they wait for each other, and never more than the step; the middle of both."""
     each = [delayed(evidence, rank) for rank in range(len(evidence.ranks))]
-    return blocks.Mean((max(each) + sum(each)) / 2, max(each), sum(each))
+    least, most = min(max(each), step), min(sum(each), step)
+    return blocks.Mean((least + most) / 2, least, most)

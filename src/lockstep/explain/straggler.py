@@ -61,7 +61,7 @@ def answer(evidence: Evidence) -> Iterator[Finding]:
         yield _slow(evidence, figures, work)
     elif stretch := _stretch(work):
         yield _for_a_while(evidence, stretch, work, step, figures)
-    elif (busy := slowness.neighbour(evidence).of(step)).value >= WORTH:
+    elif (busy := slowness.neighbour(evidence, step).of(step)).value >= WORTH:
         yield _neighbour(busy, step, figures)
     else:
         verdict, advice = "no rank is slow", ""

@@ -170,7 +170,11 @@ def _seen(found: Difference) -> str:
 
 def _between(found: Difference) -> str:
     if not found.known:
-        times = f"{100 * found.effect:+.1f} points" if found.kind == "accuracy" else f"{_times(found)} times"
+        times = (
+            f"{round(100 * found.effect, 1) or 0.0:+.1f} points"
+            if found.kind == "accuracy"
+            else f"{_times(found)} times"
+        )
         return f"{times.replace('-', '−')} in {_few(found)} of each"
     assert found.low is not None
     assert found.high is not None

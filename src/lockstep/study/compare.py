@@ -107,7 +107,9 @@ def _cores_had(run: RunView) -> float | None:
     """Of runs that did not count it yet, from how long their training threads could have run and had no processor."""
     if run.cores_had is not None:
         return run.cores_had
-    epochs = [epoch for rank in range(run.ranks) for epoch in run.epochs(rank) if epoch.get("delayed_seconds") is not None]
+    epochs = [
+        epoch for rank in range(run.ranks) for epoch in run.epochs(rank) if epoch.get("delayed_seconds") is not None
+    ]
     seconds = sum(float(epoch["train_seconds"]) for epoch in epochs)
     return 1 - sum(float(epoch["delayed_seconds"]) for epoch in epochs) / seconds if seconds else None
 

@@ -32,15 +32,13 @@ function findingCard(said, definitions) {
 
 function headlineCard(certain) {
   const lines = certain.map((said) => element("li", {}, element("span", { class: "verdict" }, said.verdict), said.why ? element("span", { class: "figures" }, said.why) : null, said.next ? element("span", { class: "figures" }, `Next: ${said.next}`) : null));
-  return element("article", { class: "finding" }, element("div", { class: "finding-head" }, element("span", { class: "question" }, "comparison")), element("ul", { class: "headlines" }, ...lines));
+  return element("article", { class: "finding" }, element("div", { class: "finding-head" }, element("span", { class: "question" }, "in short")), element("ul", { class: "headlines" }, ...lines));
 }
 
 function findings(part, prefix) {
   const several = (part.findings || []).length > 1;
   const blocks = [];
   const trouble = (part.headlines || []).filter((said) => said.question === "failed");
-  const certain = (part.headlines || []).filter((said) => said.question !== "failed");
-  if (certain.length) blocks.push(headlineCard(certain));
   if (trouble.length) blocks.push(element("div", { class: "findings" }, ...trouble.map((said) => findingCard(said, report.definitions))));
   for (const [place, about] of (part.findings || []).entries()) {
     const cards = about.findings.map((said) => findingCard(said, report.definitions));
@@ -51,7 +49,7 @@ function findings(part, prefix) {
     }
   }
   if (part.notes) blocks.push(element("div", { class: "notes" }, element("h3", {}, part.kind === "run" ? "What to know" : "What to know before comparing"), element("ul", {}, ...part.notes.map((note) => element("li", {}, note)))));
-  return blocks.length ? section(prefix, "findings", "Findings", several ? "What differs for certain, and what was found in each cell. Open a cell for the reasons." : "The costliest first.", ...blocks) : null;
+  return blocks.length ? section(prefix, "findings", "Findings", several ? "What was found in each cell. Open a cell for the reasons." : "The costliest first.", ...blocks) : null;
 }
 
 function comparison(part, prefix) {
@@ -145,6 +143,9 @@ function figuresOf(charts) {
 function partOf(part, prefix, several) {
   if (several) links.push([`${prefix}part`, part.name, true]);
   const facts = element("dl", { class: "facts" }, ...(part.facts || []).map(([label, value]) => element("div", {}, element("dt", {}, label), element("dd", {}, value))));
+  // The answer first, before any figure about how it was found.
+  const certain = (part.headlines || []).filter((said) => said.question !== "failed");
+  const answer = certain.length ? headlineCard(certain) : null;
   // In the order of the page: the contents are listed as they are made.
   const order = [findings(part, prefix), comparison(part, prefix)];
   for (const [name, [title, about]] of Object.entries(SECTIONS)) {
@@ -155,7 +156,7 @@ function partOf(part, prefix, several) {
   const settings = element("div", { class: "tables-grid" }, simpleTable(part.same), simpleTable(part.environment));
   order.push(section(prefix, "setup", "Settings and environment", "Recipe: what is computed. Placement: where.", simpleTable(part.settings), settings));
   order.push(section(prefix, "again", "How to do it again", "", ...(part.commands || []).map(commandBlock)));
-  return element("div", { class: "part", id: `${prefix}part` }, element("div", { class: "part-head" }, several ? element("h1", {}, part.name) : null, part.about ? element("p", { class: "lead" }, part.about) : null, facts), ...order);
+  return element("div", { class: "part", id: `${prefix}part` }, element("div", { class: "part-head" }, several ? element("h1", {}, part.name) : null, part.about ? element("p", { class: "lead" }, part.about) : null, answer, facts), ...order);
 }
 
 function build() {
