@@ -164,7 +164,10 @@ def test_options_are_checked_in_one_line(tmp_path: Path) -> None:
         (lambda: lockstep.race("ranks=1", "ranks=2", until=90), "until: 90 is out of range: from 0.01% to 50%."),
         (lambda: lockstep.race("ranks=1", runs=tmp_path), "race: name two or more contenders"),
         (lambda: lockstep.explain("last", runs=tmp_path), "no run"),
-        (lambda: lockstep.explain(questions=["speed"]), "questions: there is no 'speed'; there are machine, step, speed-up"),
+        (
+            lambda: lockstep.explain(questions=["speed"]),
+            "questions: there is no 'speed'; there are machine, step, speed-up",
+        ),
         (lambda: lockstep.study("nothing", runs=tmp_path), "no study 'nothing' in "),
         (lambda: lockstep.verify(ranks=1, runs=tmp_path), "ranks=1: there is nothing to compare"),
         (lambda: lockstep.run(3), "int: give words such as 'ranks=2', a Recipe or a Placement"),  # type: ignore[arg-type]
