@@ -87,6 +87,7 @@ def test_a_studys_runs_are_one_line(runs: Path) -> None:
         (["optimizer.lr=0.125", "ranks=2"], ["sgd"]),
         (["model_args.k=3"], ["sgd"]),
         (["accuracy>0.9"], ["first"]),
+        (["test_nothing!=0.5"], []),  # what a run does not have is not unequal to anything
         (["accuracy>=90%", "study!=sizes"], ["first"]),
         (["status=failed"], ["broken"]),
         (["global_batch>32", "global_batch<=64"], ["cell-1"]),

@@ -421,6 +421,18 @@ def test_what_cannot_give_way_is_refused(cli: Cli) -> None:
     done = cli("run", *SHORT, *ON_SLURM, "slurm.requeue=true", "slurm.ranks_by=torchrun")
     assert done.returncode == 2
     assert "torchrun ends its ranks before they can keep a checkpoint: slurm.ranks_by=srun" in done.stderr
+    if shutil.which("srun"):
+        cli.environment |= {"SLURM_JOB_ID": "7"}
+        inside = cli("run", *SHORT, *ON_SLURM, "slurm.requeue=true")
+        assert inside.returncode == 2
+        assert "this is inside Slurm job 7, which is not ours to queue again" in inside.stderr
+
+
+def test_what_sbatch_refuses_is_no_run_that_was_left(on_cluster: Cli) -> None:
+    done = on_cluster("run", *SHORT, *ON_SLURM, "slurm.partition=nope", "--detach")
+    assert done.returncode == 2
+    assert "change slurm.partition" in done.stderr
+    assert not list(on_cluster.runs.glob("*"))
 
 
 def test_a_dry_run_prints_the_script(cli: Cli) -> None:

@@ -94,7 +94,7 @@ def _give_way(run: Run, rank: Rank) -> None:
         return
     status = run.recorded_status()
     kept = {key: status[key] for key in ("host", "job") if key in status}
-    run.write_status("starting", cause="gave its nodes back, and waits for others", **kept)
+    run.write_status("starting", cause="gave its nodes back, and goes on when Slurm queues it again", **kept)
     (run.folder / QUEUE_AGAIN).touch()
 
 

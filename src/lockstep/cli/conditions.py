@@ -13,7 +13,7 @@ from lockstep.errors import InputError
 from lockstep.index import Row
 from lockstep.metrics import METRICS, RECORDED
 from lockstep.reading import Damaged
-from lockstep.run import Run
+from lockstep.run import DAMAGED, Run
 from lockstep.settings import all_keys, dotted, is_key, load, parse_value, unknown_key
 
 _FORM = re.compile(r"([^=<>!]+)(!=|>=|<=|=|>|<)(.*)", re.DOTALL)
@@ -52,6 +52,8 @@ class Condition:
             same = all(_value(key, row, run) == value for key, value in self.with_.items())
         except Damaged:
             return False
+        if found is None and (row["state"] == DAMAGED or not (self.key in FACTS or is_key(self.key))):
+            return False  # what it does not have, or nobody can read, is neither equal nor unequal to anything
         if self.sign in _ORDER:
             number = isinstance(found, int | float) and not isinstance(found, bool)
             return number and _ORDER[self.sign](found, self.value)

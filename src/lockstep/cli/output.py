@@ -45,7 +45,7 @@ def next_step(text: str) -> None:
 
 def place(runs: Path | None) -> str:
     """Words for a command that is printed: where the runs are, if the user has said so."""
-    return f" --runs {shlex.quote(str(runs))}" if runs and not os.environ.get("LOCKSTEP_RUNS") else ""
+    return f" --runs {shlex.quote(str(runs))}" if runs else ""
 
 
 def check_output(output: Path, folder: bool) -> None:

@@ -15,7 +15,7 @@ from lockstep.cli.options import (
     json_option,
     runs_option,
 )
-from lockstep.cli.output import console, next_step, note, print_json
+from lockstep.cli.output import console, next_step, note, place, print_json
 
 if TYPE_CHECKING:
     from lockstep.turns.folder import Record
@@ -84,7 +84,8 @@ def command(
         write_atomically(folder.path / "report.html", page(of_parts([part])).encode())
         note(f"page: {folder.path / 'report.html'}")
         if record.ratios:
-            next_step(report.next_step(record))
+            told = report.next_step(record)
+            next_step(told + (place(runs) if told.startswith("lockstep ") else ""))
     if not record.ratios:
         raise RunFailed(f"race: {report.lost(record)}; what was measured is in {folder.path}")
     if fail_if_slower and record.failures:

@@ -186,7 +186,7 @@ def _tag(found: list[Row], root: Path, tag: str | None, untag: str | None) -> No
 
 
 def _delete(found: list[Row], root: Path, yes: bool, as_json: bool) -> None:
-    if not yes and not sys.stdin.isatty():
+    if not yes and (as_json or not sys.stdin.isatty()):
         raise InputError("--delete asks, and nobody can answer here: add --yes")
     going: list[Run] = []
     for run in (Run(root / row["id"]) for row in found):

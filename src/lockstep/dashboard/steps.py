@@ -130,7 +130,10 @@ class LiveSteps:
         losses, samples, took = (np.concatenate(each) for each in (self._losses, self._samples, self._took))
         steps = self._first_step + np.arange(len(losses))
         way = along.of_steps(steps, samples.astype(float), took, self._plan.steps_per_epoch)
-        line, rate = step_series(way, losses, "loss", "c0"), rate_series(way, "rate", Colour("c0", False))
+        line, rate = (
+            step_series(way, losses, "loss", "c0"),
+            rate_series(way, "rate", Colour("c0", False), len(way.samples) > 0),
+        )
         warmup = 0 if self._steps[0] else 1
         means = self._seconds[warmup] / self._steps[warmup]
         bars = run_bars([dict(zip(NAMES, rank, strict=True)) for rank in means.tolist()])

@@ -34,6 +34,8 @@ def write(chosen: Sequence[Chosen], folder: Path) -> str:
 
 def _trackio(folder: Path) -> Any:
     os.environ["TRACKIO_DIR"] = str(folder.absolute())
+    for name in [name for name in os.environ if name.startswith("TRACKIO_") and name != "TRACKIO_DIR"]:
+        del os.environ[name]  # a Space or a server that it would send everything to: this is a folder of files
     try:
         return import_module("trackio")
     except ImportError:

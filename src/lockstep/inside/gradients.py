@@ -56,9 +56,8 @@ class Arrivals:
     def watch(self) -> None:
         self.watching = True
         if not self.compiled:
-            self._handles = [
-                parameter.register_post_accumulate_grad_hook(self._seen) for parameter in self._parameters.values()
-            ]
+            for parameter in self._parameters.values():  # one by one: what is there when one fails is removed too
+                self._handles.append(parameter.register_post_accumulate_grad_hook(self._seen))
 
     def _seen(self, parameter: Any) -> None:
         self._came[id(parameter)] = perf_counter_ns()

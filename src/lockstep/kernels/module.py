@@ -67,6 +67,10 @@ class FusedConvReLU(FastConv):
         self.pool = pool
         self.tail = Tail.RELU_POOL if pool else Tail.RELU
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.tail = Tail.RELU_POOL if self.pool else Tail.RELU  # a module that was pickled by an older version has none
+
     def extra_repr(self) -> str:
         conv = super().extra_repr()  # type: ignore[no-untyped-call]
         return f"{conv}{', pool=True' if self.pool else ''}"

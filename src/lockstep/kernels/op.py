@@ -82,6 +82,8 @@ class ConvRelu(torch.autograd.Function):
         wanted = ctx.needs_input_grad
         padding, tail, way = ctx.settings
         if torch.is_grad_enabled():  # create_graph=True: PyTorch's operators have a second derivative
+            if not x.is_cpu or torch.compiler.is_compiling():
+                raise RuntimeError("FusedConvReLU has no second derivative here: use torch.nn.Conv2d and torch.nn.ReLU")
             way = Way.TORCH
         grad_x, grad_weight, grad_bias = _operator("backward", x)(grad, x, weight, kept, padding, tail, way, wanted[0])
         return (

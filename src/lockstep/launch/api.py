@@ -65,7 +65,12 @@ def train(
         for line in [*([] if options.script else [spec.plan.line()]), *decisions(spec), *remarks(spec)]:
             tell(line)
     if detach:
-        tell(slurm.goes_on(run, slurm.leave(run, spec)))
+        try:
+            job = slurm.leave(run, spec)
+        except InputError:  # sbatch has refused it: it was never a run
+            run.remove()
+            raise
+        tell(slurm.goes_on(run, job))
         return run
     if spec.placement.device == "cpu" and spec.placement.launcher != "slurm":
         facts.start_in_background()

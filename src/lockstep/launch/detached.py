@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from lockstep.errors import InputError, RunCancelled, RunFailed
+from lockstep.errors import InputError, LockstepError, RunCancelled, RunFailed, RunLeft
 from lockstep.launch.cause import failure
 from lockstep.launch.ending import signals_as_interrupt
 from lockstep.launch.execution import clear_up
@@ -23,14 +23,23 @@ def check(spec: Spec) -> None:
         raise InputError(
             f"--detach: this is inside Slurm job {job}, and its ranks end with it: leave --detach out, or unset SLURM_JOB_ID to submit a job"
         )
+    slurm.check_commands("sbatch")
 
 
 def follow(run: Run, progress: Progress | None) -> None:
     """Follow a run to its end, whoever started it. Raises how it ended, if it is not done."""
     if slurm.submitted(run):
-        if run.recorded_status()["state"] not in OVER:  # silent ranks may be those of a job that has ended: Slurm knows
-            slurm.rejoin(run, progress)
+        try:
+            if (
+                run.recorded_status()["state"] not in OVER
+            ):  # silent ranks may be those of a job that has ended: Slurm knows
+                slurm.rejoin(run, progress)
+        except (RunCancelled, RunLeft):
+            raise  # it goes on
+        except LockstepError:
             clear_up(run)
+            raise
+        clear_up(run)
     else:
         _look_on(run, progress)
     status = run.status()
@@ -40,6 +49,8 @@ def follow(run: Run, progress: Progress | None) -> None:
 
 def _look_on(run: Run, progress: Progress | None) -> None:
     """At a run that another command supervises."""
+    if run.status()["state"] == "planned":
+        raise InputError(f"run {run.id} was planned and never started: there is nothing to follow")
     report = Reporter(run, run.spec(), progress)
     try:
         with signals_as_interrupt():

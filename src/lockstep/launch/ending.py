@@ -52,7 +52,9 @@ def signals_as_interrupt(hung_up: type[BaseException] = KeyboardInterrupt) -> It
         raise hung_up if number == signal.SIGHUP else KeyboardInterrupt
 
     try:
-        before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+        # What is ignored stays so: nohup is how people say that a closed terminal does not matter.
+        heard = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, interrupt) for number in heard}
     except ValueError:  # not in the main thread (a notebook, a test runner): leave them as they are
         yield received
         return

@@ -95,7 +95,8 @@ def sentence(who: Name, base: Name, speed: Difference | None, others: Sequence[D
             return text + listed(seen)
         slow = speed.effect < 1
         text += "they " if who.several else "it "
-        text += f"took {_times(speed.inverse())} times as long" if slow else f"trained {_times(speed)} times as fast"
+        did = {"run": "ran", "train": "trained"}[verb]
+        text += f"took {_times(speed.inverse())} times as long" if slow else f"{did} {_times(speed)} times as fast"
         text += f" as {than}"
         return text + (f", with {listed(seen)}" if seen else "")
     sure = [_clause(each, s) for each in others if each.way in ("more", "less")]
@@ -200,6 +201,10 @@ def _per_cent(found: Difference) -> str:
     return f"{share:.0f}" if share >= 2 else f"{share:.1f}"
 
 
+def _begun(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
 def _points(effect: float) -> str:
     text = digits(100 * abs(effect), 2)
     return f"{text} point" if text == "1" else f"{text} points"
@@ -251,6 +256,8 @@ def _cells(subject: Subject, document: Document) -> list[Said]:
     for name, figures in list(found.items())[:MOST]:
         speed = speed_of(figures)
         others = [figures[m] for m in aspects if m in figures and m not in common]
+        if not speed and not others:
+            continue  # what all have in common is said once, below
         text = sentence(*spoken[name], speed, others)
         told.append(
             Said(
@@ -281,9 +288,7 @@ def _said_once(
     same, open_ = ([figures[m].noun for m, found in common.items() if found == way] for way in ("same", "open"))
     told = [f"All have the same {listed(same)} as {base}"] if same else []
     return told + (
-        [f"{listed(open_).capitalize()} {'are' if len(open_) > 1 else 'is'} not settled for any of them"]
-        if open_
-        else []
+        [f"{_begun(listed(open_))} {'are' if len(open_) > 1 else 'is'} not settled for any of them"] if open_ else []
     )
 
 

@@ -126,7 +126,7 @@ def _race_text(race: dict[str, Any]) -> str:
 
 def _left_out(check: dict[str, Any]) -> str:
     """Of trainings that had not had their cores."""
-    return f"; {counted(check['starved'], 'more training')} had not had their cores" if check.get("starved") else ""
+    return f"; {counted(check['starved'], 'more training')} without all of the cores" if check.get("starved") else ""
 
 
 def _damaged(subject: Subject) -> list[str]:

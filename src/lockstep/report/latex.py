@@ -181,7 +181,7 @@ def table_text(table: Table, label: str) -> str:
     caption = rf"\caption{{{escaped(f'{table.title}. {table.says}')}}}\label{{tab:{label}}}"
     head = _row([escaped(name) for name in table.columns])
     rows = [_row([_cell(cell, place in table.right) for place, cell in enumerate(row)]) for row in table.rows]
-    note = "% A table of Lockstep's report: \\usepackage{booktabs,color,graphicx,longtable}, then \\input this file."
+    note = "% A table of Lockstep's report: \\usepackage[T1]{fontenc} and \\usepackage{booktabs,color,graphicx,longtable}, then \\input this file."
     if len(rows) > MOST_ROWS:
         lines = [
             rf"{{\footnotesize\begin{{longtable}}{{{columns}}}",

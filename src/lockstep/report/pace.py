@@ -36,13 +36,14 @@ def _rate(subject: Subject) -> Lines | None:
     """By step, or by epoch where the records of steps are gone (a study that was unpacked)."""
     groups, several = _groups(subject), len(subject.trained) > 1
     ways = [(group, along.of_run(group.samples[0].run)) for group in groups]
+    by_samples = all(len(way.samples) for _, way in ways if len(way.steps))
     by_step = [
         line
         for group, way in ways
-        if (line := rate_series(way, group.name if several else "rate", subject.colour(group)))
+        if (line := rate_series(way, group.name if several else "rate", subject.colour(group), by_samples))
     ]
     if by_step:
-        return rate_chart(by_step, all(len(way.samples) for _, way in ways if len(way.steps)), several)
+        return rate_chart(by_step, by_samples, several)
     by_epoch = [line for group in groups if (line := _epoch_rate(subject, group, several))]
     if not by_epoch:
         return None
@@ -80,13 +81,13 @@ def rate_chart(series: Sequence[Series], samples: bool, several: bool = False) -
     return along.choices(chart, BESIDE_STEPS)
 
 
-def rate_series(way: Along, name: str, colour: Colour) -> Series | None:
-    """Samples per second, stretch by stretch; steps per second where the samples are not known."""
+def rate_series(way: Along, name: str, colour: Colour, by_samples: bool) -> Series | None:
+    """Samples per second, stretch by stretch, or steps per second, which are always known."""
     count = len(way.steps)
     if count < 2:
         return None
     ends = np.linspace(0, count, min(count, MOST_POINTS) + 1).astype(int)[1:] - 1
-    trained = way.samples if len(way.samples) else way.steps
+    trained = way.samples if by_samples else way.steps
     before = trained[0] - (trained[1] - trained[0])
     amounts = np.diff(trained[ends], prepend=before)
     seconds = np.diff(way.seconds[ends], prepend=0.0)

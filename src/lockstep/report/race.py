@@ -141,6 +141,9 @@ def _why(ratio: Ratio, record: Record, windows: Sequence[Window]) -> str:
     alike = not (ours.command or theirs.command) and replace(ours.recipe, global_batch=1) == replace(
         theirs.recipe, global_batch=1
     )
+    there = int(record.machine.get("cores") or 0)
+    if there and max(cores, others) > there:
+        return f"{max(cores, others)} threads take turns on {units.counted(there, 'core')}"
     if cores == others or not alike:
         return where(ratio.contender, ratio.baseline, windows)
     return by_cores(cores, others, _exchange([window for window in windows if window.contender == ratio.contender]))
@@ -231,7 +234,7 @@ def _charts(record: Record, windows: Sequence[Window]) -> list[AnyChart]:
     series = [
         Series(
             name,
-            f"c{number}",
+            f"c{1 + number % 7}",
             shorts(count for count, _ in points),
             shorts(1 / (ratio.effect or 1.0) for _, ratio in points),
             shorts(1 / (ratio.high or 1.0) for _, ratio in points),

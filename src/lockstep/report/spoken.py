@@ -47,7 +47,8 @@ class Name(NamedTuple):
 
     def begins(self) -> str:
         """At the beginning of a sentence. Names of things (gloo, adam) stay as they are."""
-        ours = any(self.text.startswith(said.partition(" ")[0]) for _, said in SAID.values() if said[0] != "{")
+        first = self.text.partition(" ")[0]
+        ours = any(first == said.partition(" ")[0] for _, said in SAID.values() if said[0] != "{") and " " in self.text
         return self.text[0].upper() + self.text[1:] if ours else self.text
 
 
@@ -102,4 +103,4 @@ def _plain(name: str) -> Name:
 
 
 def _several(text: str) -> bool:
-    return bool(re.match(r"(?!1 )\d[\d,]* \w*s\b", text))
+    return bool(re.match(r"(?!1 )\d[\d,]* (?:emulated )?\w*s\b", text))

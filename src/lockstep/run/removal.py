@@ -9,9 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from lockstep.errors import InputError
+from lockstep.reading import Damaged
 from lockstep.run.errors import folder_error
 from lockstep.run.folder import Run
 from lockstep.run.status import DAMAGED, ENDED, STALLED_AFTER_S, current_status
+from lockstep.run.tags import read_tags
 
 # A run on its way out. A kill leaves such a folder behind, which nothing reads, and the next deletion removes.
 _LEAVING, _LEFT = ".tmp-", "-deleted"
@@ -21,6 +23,10 @@ def why_kept(run: Run, root: Path) -> str:
     """Why a run must not be deleted; empty where it may be."""
     if run.folder.is_symlink() or not run.folder.parent.samefile(root):
         return f"it is not a folder in {root}: name its folder of runs with --runs"
+    try:
+        read_tags(run.folder)
+    except Damaged as error:
+        return f"its tags cannot be read, and one may be there to keep it: {error}"
     # That a rank is silent is a judgement of this moment, and it may go on: only a recorded end counts, or a supervisor that is gone.
     state = current_status(run.recorded_status(), [], list)["state"]
     if state in ENDED:

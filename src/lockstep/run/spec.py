@@ -110,6 +110,12 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
                 f"{self.plan.ranks} planned ranks, {self.placement.ranks} on {self.placement.hosts} hosts do not go together"
             )
 
+    @property
+    def gives_way(self) -> bool:
+        """Whether its job leaves its nodes when they are wanted back, and goes on later; a race or a probe has no checkpoint to go on from."""
+        asked = self.placement.launcher == "slurm" and self.placement.slurm.requeue
+        return asked and not (self.options.turns or self.options.probe)
+
     def known(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """The settings of recipe and placement. Of an attached command those that were seen or told: the others are not defaults, but unknown."""
         recipe, placement = msgspec.to_builtins(self.recipe), msgspec.to_builtins(self.placement)

@@ -24,9 +24,14 @@ def check_tag(name: str) -> None:
 def tags_of(folder: Path) -> list[str]:
     """The tags of a run; a file that cannot be read has none."""
     try:
-        return read_shape(folder / TAGS, list[str]) or []
+        return read_tags(folder)
     except Damaged:
         return []
+
+
+def read_tags(folder: Path) -> list[str]:
+    """The same, for who must know them."""
+    return read_shape(folder / TAGS, list[str]) or []
 
 
 def write_tags(folder: Path, tags: list[str]) -> None:

@@ -47,8 +47,8 @@ def of_speed(cell: Group, base: Group) -> str:
     With more or fewer cores every phase differs, and what counts is how much of a step is exchange.
     """
     there = cores_of(cell)
-    if there and cell.cores > there:
-        return f"{cell.cores} threads take turns on {counted(there, 'core')}"
+    if there and (most := max(cell.cores, base.cores)) > there:
+        return f"{most} threads take turns on {counted(there, 'core')}"
     if cell.cores != base.cores and not {*what_differs(cell, base)} - {*BATCH}:
         ours = _phases(cell)
         return by_cores(cell.cores, base.cores, ours["exchange"] / ours["total"] if ours.get("exchange") else 0.0)
@@ -87,7 +87,8 @@ def of_learning(cell: Group, base: Group) -> str:
 def _phases(group: Group) -> dict[str, float]:
     """Seconds of each phase for a sample, by the race, else from the records of its first run; empty where they are not known."""
     if group.time and (raced := group.time.phases()):
-        return {**raced, "total": group.time.plan.global_batch * group.time.cost}
+        samples = group.time.plan.global_batch
+        return {**{name: seconds / samples for name, seconds in raced.items()}, "total": group.time.cost}
     own = next((each.run for each in group.done if each.own), None)
     ranks, samples = own.split() if own else [], group.spec.plan.global_batch
     return {name: fmean(parts[name] for parts in ranks) / samples for name in ranks[0]} if ranks and samples else {}

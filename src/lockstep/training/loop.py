@@ -59,9 +59,7 @@ class Trainer:
         self._compile_seconds = compile_seconds
         self._epochs = -(-step // self._context.plan.steps_per_epoch)
         """The number of the last epoch that has a record."""
-        placement, options = self._context.placement, self._context.options
-        gives_way = placement.launcher == "slurm" and placement.slurm.requeue
-        self._votes = Votes(step, options.time_limit_s, gives_way and not (options.turns or options.probe))
+        self._votes = Votes(step, self._context.options.time_limit_s, self._context.spec.gives_way)
         self._stopped: str | None = stopping.reason()
 
     def fit(self) -> None:
@@ -151,7 +149,7 @@ class Trainer:
 
     def _give_way(self) -> None:
         """Leave the nodes to others, if they are wanted back; the checkpoint is written."""
-        if self._votes.asked and self._save is not None:
+        if self._votes.asked and self._stopped is None and self._save is not None:
             self._recorder.leave()
             raise Leave
 

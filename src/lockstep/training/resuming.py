@@ -39,7 +39,7 @@ def find(run: Run, spec: Spec) -> Checkpoint | None:
 
 def _is_restart(spec: Spec) -> bool:
     """By torchrun, or by Slurm, which has queued the job again."""
-    counts = ["TORCHELASTIC_RESTART_COUNT", *(["SLURM_RESTART_COUNT"] if spec.placement.slurm.requeue else [])]
+    counts = ["TORCHELASTIC_RESTART_COUNT", *(["SLURM_RESTART_COUNT"] if spec.gives_way else [])]
     return any(int(os.environ.get(name, "0")) > 0 for name in counts)
 
 

@@ -95,7 +95,7 @@ def _environment(spec: Spec) -> dict[str, str]:
     """sbatch takes SBATCH_* variables before the script's own lines; what the script states must win."""
     slurm = spec.placement.slurm
     ours = {"JOB_NAME", "OUTPUT", "ERROR", "OPEN_MODE", "REQUEUE", "NO_REQUEUE", "EXPORT", "WAIT"}
-    ours |= {"SIGNAL"} if slurm.requeue else set()
+    ours |= {"SIGNAL"} if spec.gives_way else set()
     ours |= {"PARTITION"} if slurm.partition else set()
     ours |= {"ACCOUNT"} if slurm.account else set()
     ours |= {"TIMELIMIT"} if slurm.time else set()

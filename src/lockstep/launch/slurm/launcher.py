@@ -63,9 +63,9 @@ def allocation() -> str | None:
 def follow(run: Run, spec: Spec, progress: Progress | None, stop: threading.Event | None = None) -> None:
     """Run it on the cluster. Returns when it is done; raises what ended it otherwise."""
     try:
-        _check_commands("srun" if allocation() else "sbatch")
+        check_commands("srun" if allocation() else "sbatch")
         if allocation():
-            _check_allocation(spec.placement.hosts)
+            _check_allocation(spec)
             script.write(run, spec)
     except InputError as error:
         run.write_final_status("failed", cause=str(error))
@@ -78,14 +78,13 @@ def follow(run: Run, spec: Spec, progress: Progress | None, stop: threading.Even
 
 def leave(run: Run, spec: Spec) -> str:
     """Submit it, and leave it to the cluster. Returns the job's id."""
-    _check_commands("sbatch")
-    with signals_as_interrupt(), recorded_end(run, FolderWatch(run), dict):
+    with signals_as_interrupt(), recorded_end(run, FolderWatch(run), lambda: _take_back(run)):
         return _submit(run, spec)
 
 
 def rejoin(run: Run, progress: Progress | None) -> None:
     """Follow a job that was left, to its end. Whoever stops following does not stop the job."""
-    _check_commands("scontrol")
+    check_commands("scontrol")
     spec, job = run.spec(), submitted(run)
     assert job is not None
     watch = FolderWatch(run)
@@ -113,7 +112,7 @@ def goes_on(run: Run, job: str) -> str:
     return f"Slurm job {job} goes on; go back to it: lockstep follow {run.id}; end it: scancel {job}"
 
 
-def _check_commands(name: str) -> None:
+def check_commands(name: str) -> None:
     missing = [name for name in (name, "scontrol", "scancel") if shutil.which(name) is None]
     if missing:
         raise InputError(
@@ -122,8 +121,13 @@ def _check_commands(name: str) -> None:
         )
 
 
-def _check_allocation(hosts: int) -> None:
-    nodes = os.environ.get("SLURM_JOB_NUM_NODES", "")
+def _check_allocation(spec: Spec) -> None:
+    nodes, hosts = os.environ.get("SLURM_JOB_NUM_NODES", ""), spec.placement.hosts
+    if spec.gives_way:
+        raise InputError(
+            f"slurm.requeue=true, but this is inside Slurm job {allocation()}, which is not ours to queue again: leave it out, or unset "
+            "SLURM_JOB_ID to submit a job of its own"
+        )
     if nodes.isdigit() and int(nodes) < hosts:
         raise InputError(
             f"hosts={hosts}, but this is inside Slurm job {allocation()} with {counted(int(nodes), 'node')}: ask salloc for more, or unset "
@@ -143,25 +147,24 @@ def _follow_step(run: Run, spec: Spec, progress: Progress | None, stop: threadin
 
 
 def _follow_job(run: Run, spec: Spec, progress: Progress | None) -> None:
-    job: str | None = None
     watch = FolderWatch(run)
-
-    def take_back() -> dict[str, Any]:
-        if job is None:
-            return {}
-        end(job)
-        return {"job": job}
-
     with signals_as_interrupt():
-        try:
-            with recorded_end(run, watch, take_back):
-                job = _submit(run, spec)
+        with recorded_end(run, watch, lambda: _take_back(run)):
+            job = _submit(run, spec)
+            try:
                 with signals_as_interrupt(hung_up=HungUp):
                     ended = _watch(run, spec, job, watch, progress)
-        except HungUp:
-            assert job is not None
-            raise RunLeft(f"the terminal was closed: {goes_on(run, job)}") from None
+            except HungUp:
+                raise RunLeft(f"the terminal was closed: {goes_on(run, job)}") from None
         conclude(run, job, ended)
+
+
+def _take_back(run: Run) -> dict[str, Any]:
+    """Cancel what was submitted: its id is on record as soon as there is a job."""
+    if (job := submitted(run)) is None:
+        return {}
+    end(job)
+    return {"job": job}
 
 
 def _submit(run: Run, spec: Spec) -> str:
@@ -188,7 +191,9 @@ def _watch(run: Run, spec: Spec, job: str, watch: FolderWatch, progress: Progres
             next_look = time.monotonic() + (LOOK_S if done or now - began < SELDOM_AFTER_S else LOOK_SELDOM_S)
             if current.name == "COMPLETING" or (current.name == "UNREACHABLE" and done):
                 leaving = leaving or now
-            if current.ended or (leaving and now - leaving > LEAVE_S):
+            # A job that gives way is ending for as long as its ranks write their checkpoint.
+            late = leaving is not None and now - leaving > LEAVE_S and (done or not spec.gives_way)
+            if current.ended or late:
                 break
             if current.name in WAITING:
                 queue.mention(current)

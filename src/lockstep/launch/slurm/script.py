@@ -59,7 +59,7 @@ def text(spec: Spec, folder: Path) -> str:
         ["# The job ends as its ranks end, and ranks that lost one of them are ended."],
     ]
     srun = _srun(spec, folder)
-    end = _queued_again(srun, folder) if spec.placement.slurm.requeue else f"exec {srun}"
+    end = _queued_again(srun, folder) if spec.gives_way else f"exec {srun}"
     return "\n\n".join("\n".join(part) for part in parts) + f"\n{end}\n"
 
 
@@ -69,7 +69,8 @@ def _queued_again(srun: str, folder: Path) -> str:
     running = "scontrol -o show job \"$SLURM_JOB_ID\" | grep -q 'JobState=RUNNING '"
     return "\n".join(
         [
-            f"rm -f {mark}",
+            # Signs of life of an earlier turn would be taken for those of ranks that stand still.
+            f"rm -f {mark} {shlex.quote(str(folder))}/ranks/*/status.json",
             "code=0",
             f"{srun} || code=$?",
             f"if [ -e {mark} ] && {running}; then",
@@ -95,7 +96,7 @@ def _directives(spec: Spec, folder: Path) -> list[str]:
     gres = slurm.gres or _default_gres(spec.placement)
     words += [f"--gres={gres}"] if gres else []
     # A run is one folder: a job that Slurm starts a second time would write over what the first one measured, unless it goes on from there.
-    again = ["--requeue", f"--signal=USR1@{slurm.grace}"] if slurm.requeue else ["--no-requeue"]
+    again = ["--requeue", f"--signal=USR1@{slurm.grace}"] if spec.gives_way else ["--no-requeue"]
     words += [
         f"--output={_directive_path(folder / 'launcher.log')}",
         "--open-mode=append",
