@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -134,6 +135,12 @@ def assert_follows(found: Sequence[float], expected: Sequence[float], both_round
     for step, (loss, right) in enumerate(zip(found, expected, strict=True)):
         allowed = (1 + both_rounded) * min(LATE, EARLY * GROWTH ** max(0, step + 1 - EARLY_STEPS))
         assert abs(loss / right - 1) <= allowed, f"step {step}: {loss} against {right}, allowed {allowed:.1e} of it"
+
+
+def removed_from_under(folder: Path) -> None:
+    """Remove a folder that others still write into: a file may come while its folder goes."""
+    while folder.exists():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 40, what: str = "condition") -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -20,7 +19,7 @@ import pytest
 
 from lockstep.measure.records import read_steps
 from lockstep.run import Run
-from support import SHORT, Cli, faulty_net, fill, processes_of, wait_for
+from support import SHORT, Cli, faulty_net, fill, processes_of, removed_from_under, wait_for
 
 pytestmark = pytest.mark.cold  # it is about processes: which one was killed, and who is left
 
@@ -233,7 +232,7 @@ def test_a_disk_that_fills_up_in_mid_run(cli: Cli, small_disk: Path, words: tupl
 @pytest.mark.parametrize("words", LAUNCHERS, ids=lambda words: words[1])
 def test_a_run_folder_that_is_removed_in_mid_run(cli: Cli, words: tuple[str, ...]) -> None:
     process, run = started(cli, *words)
-    shutil.rmtree(run.folder)
+    removed_from_under(run.folder)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 3, errors
     removed = f"lockstep: run failed: the run folder {run.folder} was removed while the run was under way"

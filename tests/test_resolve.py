@@ -107,7 +107,8 @@ def test_the_reason_of_each_decision_is_recorded_and_shown(cli: Cli) -> None:
     stated = [f"{key}={value}" for key, value in (("strategy", "single"), ("memory_format", "contiguous"))]
     document = cli.run(*words, *stated)
     run = Run(Path(document["run"]))
-    assert list(run.spec().why) == ["device", "backend", "launcher", "threads"]
+    decided = [key for key in run.spec().why if key != "waiting"]  # there if the machine is busy
+    assert decided == ["device", "backend", "launcher", "threads"]
     assert document["why"] == run.spec().why
     shown = cli("show", run.id).stdout
     assert "one rank exchanges nothing" in shown

@@ -28,7 +28,7 @@ from lockstep.recipe import Recipe
 from lockstep.resolve import resolve
 from lockstep.run import Run, Spec, list_runs, read_json
 from slurm_cluster import Cluster
-from support import SHORT, Cli, fill, processes_of, wait_for
+from support import SHORT, Cli, fill, processes_of, removed_from_under, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.cold]
 
@@ -194,7 +194,7 @@ def test_a_disk_that_fills_up_in_mid_run(on_cluster: Cli, small_disk: Path) -> N
 
 def test_a_run_folder_that_is_removed_in_mid_run(on_cluster: Cli) -> None:
     process, run, _ = started(on_cluster, "hosts=2", "ranks=2")
-    shutil.rmtree(run.folder)
+    removed_from_under(run.folder)
     said = end_of(process, run, code=3)
     assert said == f"lockstep: run failed: the run folder {run.folder} was removed while the run was under way"
     assert not run.folder.exists()
