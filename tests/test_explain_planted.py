@@ -51,7 +51,7 @@ class Throttle(threading.Thread):
 
 def test_a_throttled_rank_is_the_first_verdict(cli: Cli) -> None:
     # Steps that take longer than the rank is stopped for: of shorter ones many are stopped within the exchange, where they look like it.
-    words = ("ranks=2", "train_limit=6000", "global_batch=256", "epochs=12")
+    words = ("ranks=2", "train_limit=6000", "global_batch=1024", "epochs=40")
     process = cli.start("run", *SHORT, *words, "--name", "slow")
     run = Run(cli.runs / "slow")
     ranks = wait_for(lambda: (found := run.rank_statuses()) and len(found) == 2 and found, what="both ranks")
