@@ -193,11 +193,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 @pytest.mark.parametrize(
     ("path", "sign"),
     [
+        ("/run?id=live", ".live figure[id='rate']"),  # first: after 30 s without a sign of life it is a stalled one
         ("/", ".runs tbody tr"),
         ("/run?id=two", "#main figure"),
         ("/study?id=scaling", "#main figure"),
         ("/compare?id=one&id=two", "#main figure"),
-        ("/run?id=live", ".live figure[id='rate']"),
     ],
 )
 def test_a_page_of_the_dashboard_has_no_error_and_fits_screen_phone_and_paper(
