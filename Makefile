@@ -35,7 +35,7 @@ test: $(VENV)/.tools  ## Run the fast tests: all but those that need a compiler,
 
 # Slurm, a browser and LaTeX come from the system's packages, where we may install them; without them, their tests are skipped and say so.
 # What judges a measurement (`alone`) has the machine to itself: tests/contending.py.
-test-all: $(VENV)/.tools $(VENV)/.docs  ## Run every test; CI runs this.
+test-all: $(VENV)/.tools $(VENV)/.docs $(VENV)/.ray  ## Run every test; CI runs this.
 	@bash .ci/packages slurm "slurmctld slurmd sbatch munged" "slurmctld slurmd slurm-client munge"
 	@bash .ci/packages browser "chromium" "chromium fonts-dejavu-core"
 	@bash .ci/packages latex "pdflatex" "texlive-latex-recommended lmodern"
@@ -61,6 +61,11 @@ map: setup  ## Write docs/map.md from the source.
 
 $(VENV)/.docs: $(VENV)/.installed
 	@$(BIN)/python .ci/install.py "installing what builds the pages" --editable '.[docs]'
+	@touch $@
+
+# 79 MB to download and 240 MB on disk, so only where every test runs.
+$(VENV)/.ray: $(VENV)/.installed
+	@$(BIN)/python .ci/install.py "installing Ray" --editable '.[ray]'
 	@touch $@
 
 # A link that leads nowhere, or a page that is in no table of contents, is an error.

@@ -34,6 +34,7 @@ from benchmarks.sections import (
     shares,
     slow_link,
     start,
+    studies,
     techniques,
     tune,
     turns,
@@ -61,6 +62,7 @@ SECTIONS: dict[str, Callable[[Settings], record.Section]] = {
     "quantization": quantization.measure,
     "kernels": kernels.measure,
     "turns": turns.measure,
+    "studies": studies.measure,
     "shares": shares.measure,
     "tune": tune.measure,
 }

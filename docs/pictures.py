@@ -1,7 +1,7 @@
-"""Makes the pictures of the README from real runs: `.venv/bin/python docs/pictures.py` writes docs/race.svg and docs/pictures/*.png.
+"""Makes the pictures of the pages from real runs: `.venv/bin/python docs/pictures.py` writes docs/race.svg and docs/pictures/*.
 
-It takes a few minutes, needs Playwright and Chromium, and trains a small study in a folder that goes away. `race`, `pages` and `plots`
-make one kind alone.
+It takes a few minutes, needs Playwright and Chromium, and trains a small study in a folder that goes away. `race`, `charts`, `pages` and
+`plots` make one kind alone; the first two need no browser.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ backend = "shm"
 
 
 def main(words: list[str]) -> None:
-    for name, make in (("race", race), ("pages", pages), ("plots", plots)):
+    for name, make in (("race", race), ("charts", charts), ("pages", pages), ("plots", plots)):
         if not words or name in words:
             make()
 
@@ -86,6 +86,20 @@ def race() -> None:
     out = terminal(f"$ lockstep race {shlex.join(words)} --all {shlex.quote(common)}")
     out.print(Text(said.rstrip("\n")))
     out.save_svg(str(HERE / "race.svg"), code_format=FORMAT, title="lockstep race")
+
+
+def charts() -> None:
+    """Single plots of a run that was traced and explained, and of what an exchange costs."""
+    words = ("data=mnist", "train_limit=12000", "global_batch=128", "epochs=1", "ranks=2", "threads=1")
+    with tempfile.TemporaryDirectory(prefix="lockstep-pictures-") as name:
+        folder = Path(name)
+        call(folder, "run", *words, "--trace", "20", "--name", "traced", "--quiet")
+        call(folder, "explain", "traced", "--measure", "--seconds", "10")
+        call(folder, "report", "traced", "--format", "svg", "-o", "plots")
+        for plot in ("timeline", "speed-up", "step-times"):
+            shutil.copy(folder / "plots" / f"{plot}.svg", HERE / "pictures" / f"{plot}.svg")
+        call(folder, "comms", "--collective", "all_reduce", "--plot", "comms.svg")
+        shutil.copy(folder / "comms.svg", HERE / "pictures" / "comms.svg")
 
 
 def terminal(command: str) -> Console:

@@ -21,10 +21,10 @@ SOURCE = ROOT / "src/lockstep"
 ROWS = """
 lockstep    __main__
 cli/
-dashboard/    api/
+dashboard/    api/    lab/
 report/
 tune/ > predict/    explain/ > study/ verify/    predict/    study/ > verify/    export/    verify/
-attach/ > turns/    comms/    deploy/    probe    turns/
+attach/ > turns/    comms/    deploy/    preflight/    probe    turns/
 launch/
 worker
 training/
@@ -32,7 +32,7 @@ resolve/
 strategies/ > backends/    kernels/    quantize/    models/ > data/    data/    backends/
 statistics/ > metrics    metrics
 measure/ > machine/    machine/
-words > settings recipes/ placement    settings > placement    task    index > run/    ways > run/    run/ > placement plan    plan > placement    placement    schedule    recipes/
+words > settings recipes/ placement    settings > placement    task    index > run/    lines > run/    ways > run/    run/ > placement plan    plan > placement    placement    schedule    recipes/
 recipe    shapes    toml > reading    reading    plugins > files    offered > plugins    process    files    keyed    seeding
 errors    text    units    torch_private    rounds    inside/
 """

@@ -77,6 +77,7 @@ class Cli:
                 all(len(read_steps(run.rank_folder(rank) / "steps.bin")) > 20 for rank in range(ranks))
                 and len(run.rank_statuses()) == ranks
             ),
+            seconds=120,  # Ray takes its time to start
             what="steps on every rank",
         )
         return process, run

@@ -220,6 +220,7 @@ def test_default_runs_everything_and_is_no_trial() -> None:
         "exchange",
         "techniques",
         "turns",
+        "studies",
         "shares",
         "tune",
         "attach",

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+import ray_cluster
 from lockstep.measure.records import read_steps
 from lockstep.run import Run
 from support import SHORT, Cli, faulty_net, fill, processes_of, removed_from_under, wait_for
@@ -24,6 +25,7 @@ from support import SHORT, Cli, faulty_net, fill, processes_of, removed_from_und
 pytestmark = pytest.mark.cold  # it is about processes: which one was killed, and who is left
 
 LONG = (*SHORT, "epochs=100000", "threads=1")
+NEEDS_RAY = pytest.mark.skipif(ray_cluster.missing() is not None, reason=str(ray_cluster.missing()))
 
 
 def started(cli: Cli, *words: str) -> tuple[subprocess.Popen[str], Run]:
@@ -98,7 +100,7 @@ def test_a_rank_that_hangs_ends_the_run_by_the_timeout(cli: Cli) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["spawn", "torchrun", "mpirun"])
+@pytest.mark.parametrize("launcher", ["spawn", "torchrun", "mpirun", pytest.param("ray", marks=NEEDS_RAY)])
 def test_a_stopped_rank_is_noticed_and_named(cli: Cli, launcher: str) -> None:
     process, run = started(cli, "ranks=2", "strategy=ddp", "timeout_s=8", f"launcher={launcher}")
     pid = rank_pid(run, 1)
@@ -204,6 +206,7 @@ LAUNCHERS = [
     ("ranks=2", "launcher=spawn", "strategy=ddp"),
     pytest.param(("ranks=2", "launcher=torchrun"), marks=pytest.mark.slow),
     pytest.param(("ranks=2", "launcher=mpirun"), marks=pytest.mark.slow),
+    pytest.param(("ranks=2", "launcher=ray"), marks=[pytest.mark.slow, NEEDS_RAY]),
 ]
 
 

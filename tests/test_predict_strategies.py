@@ -18,7 +18,7 @@ from lockstep.predict import layers
 from lockstep.predict.exchange import Cluster, Cost, Software, cost_of
 from lockstep.predict.fit import Measured
 from lockstep.predict.messages import Gradient, Message, Norm, exposed, low_rank, messages
-from lockstep.predict.model import Case, bare, divided, hops, predict
+from lockstep.predict.model import Case, bare, divided, path, predict
 from lockstep.predict.replay import replay, script_of
 from lockstep.recipe import Recipe
 from test_predict import ALPHA, BETA, planted, software
@@ -126,6 +126,7 @@ NEW: dict[str, dict[str, Any]] = {
     "fsdp": {"strategy": "fsdp"},
     "zero": {"strategy": "ddp", "zero": True},
     "powersgd": {"strategy": "ddp", "ddp": {"hook": "powersgd", "bucket_mb": 0.05}},
+    "bf16": {"strategy": "ddp", "ddp": {"hook": "bf16", "bucket_mb": 0.05}},
     "synchronised": {"strategy": "ddp"},
 }
 
@@ -186,13 +187,18 @@ def test_a_step_of_each_by_hand() -> None:
     assert exchange("fsdp") == pytest.approx(sum((3 + 3 + 6) * hop for hop in ring), rel=1e-3)
     assert exchange("fsdp", 3) == pytest.approx(sum((3 + 6) * hop for hop in ring), rel=1e-3), "weights stay whole"
     whole = 4 * (1600 * 16 + 300 * 100 + 100 * 10)
-    # Three owners' trees of two levels, two at a time.
-    assert exchange("zero") == pytest.approx(6 * delays(whole / 4) + 3 * 2 * delays(whole / 3) / 2, rel=1e-3)
+    # Three owners' trees of two levels, two at a time. All have asked before the first level is over.
+    trees = 3 * (2 * delays(whole / 3) - 10e-3) / 2
+    assert exchange("zero") == pytest.approx(6 * delays(whole / 4) + trees, rel=1e-3)
+    far = msgspec.structs.replace(fitted("zero"), software=free, together=[])
+    beyond = bare(far, Case(1, 1, 64, 1, link=link)).exchange - 126 * delays(whole / 64)
+    tree, follower = 6 * delays(whole / 3) - 6 * 20e-3 + 7 * 10e-3, 2 * delays(whole / 3) - 10e-3
+    assert beyond == pytest.approx((2 * tree + follower) / 2, rel=1e-3), "a third one waits for fewer"
     norms = exchange("synchronised") - 6 * delays(whole / 4)
     assert norms == pytest.approx(2 * 6 * 20e-3, rel=1e-2), "once in forward, once in backward"
     assert exchange("synchronised", 3) - 6 * delays(whole / 4) == pytest.approx(6 * 6 * 20e-3, rel=1e-2)
-    # Two buckets of three messages, all of them small.
-    assert exchange("powersgd") == pytest.approx(6 * 6 * 20e-3, rel=1e-2)
+    # Two buckets of three messages, all of them small; of each the first is empty, and gloo does not send it.
+    assert exchange("powersgd") == pytest.approx(2 * 2 * 6 * 20e-3, rel=1e-2)
 
 
 def test_a_part_is_updated_sooner_than_the_whole() -> None:
@@ -206,8 +212,51 @@ def test_a_part_is_updated_sooner_than_the_whole() -> None:
 
 
 def test_hops_of_a_step() -> None:
-    assert hops(fitted("zero"), Case(8, hosts=4)) == 2 * 3 + 3 * 2 / 2, "a ring, and three trees, two at a time"
-    assert hops(fitted("fsdp"), Case(8, hosts=4)) == 3 * (3 + 3 + 6)
+    zero, fsdp = (path(fitted(name), Case(8, hosts=4)) for name in ("zero", "fsdp"))
+    assert zero.hops == 2 * 3 + 3 * 2 / 2, "a ring, and three trees, two at a time"
+    assert (zero.messages, zero.trips) == (1 + 3 / 2, 12 + 3 * 3 / 2)
+    assert (fsdp.messages, fsdp.hops, fsdp.trips) == (9, 3 * (3 + 3 + 6), 3 * (6 + 6 + 12))
+
+
+def gloo_broadcasts(ranks: int, count: int) -> float:
+    """Delays of a series of broadcasts from one rank after the other, with two threads a rank, event by event; whoever receives asks."""
+    free = [[0.0, 0.0] for _ in range(ranks)]
+    for root in range(count):
+        start = [min(threads) for threads in free]
+        have, done = {root: start[root]}, list(start)
+        for place in range(1, ranks):  # a rank's parent has its highest bit cleared
+            rank, parent = ((each + root) % ranks for each in (place, place ^ (1 << (place.bit_length() - 1))))
+            leaves = max(have[parent], start[rank] + 1)
+            done[parent] = max(done[parent], leaves)
+            have[rank] = done[rank] = leaves + 1
+        for rank, threads in enumerate(free):
+            threads[threads.index(start[rank])] = done[rank]
+    return max(map(max, free))
+
+
+def test_a_series_of_broadcasts() -> None:
+    for ranks, owners in (
+        (2, 2),
+        (3, 3),
+        (4, 4),
+        (6, 6),
+        (8, 8),
+        (16, 16),
+        (16, 6),
+        (64, 64),
+        (64, 8),
+        (64, 20),
+        (256, 30),
+    ):
+        made = fitted("zero")
+        gradients = [msgspec.structs.replace(made.gradients[0], bytes=400)] * owners
+        made = msgspec.structs.replace(made, gradients=gradients)
+        ring = path(
+            msgspec.structs.replace(made, placement=msgspec.structs.replace(made.placement, zero=False)),
+            Case(8, hosts=ranks),
+        )
+        series = path(made, Case(8, hosts=ranks)).trips - ring.trips
+        assert series == pytest.approx(gloo_broadcasts(ranks, owners), rel=0.13), (ranks, owners)
 
 
 def test_layers_say_what_a_strategy_needs_to_know() -> None:

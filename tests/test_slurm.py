@@ -71,6 +71,23 @@ def test_the_script_is_the_golden_one(name: str) -> None:
     assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
 
 
+def test_the_script_of_an_array_is_the_golden_one() -> None:
+    spec = spec_of(SCRIPTS["requeue"])
+    text = slurm_script.array("my study", spec, [Path("/shared/my runs/one"), Path("/shared/two")], 32)
+    assert text == (GOLDEN / "sbatch-array.txt").read_text()
+    assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
+    assert slurm_script.asked_alike(spec, spec)
+    assert not slurm_script.asked_alike(spec, spec_of(SCRIPTS["srun"]))
+
+
+@pytest.mark.parametrize("name", ["srun", "torchrun"])
+def test_the_script_of_a_short_job_is_the_golden_one(name: str) -> None:
+    text = slurm_script.text(spec_of(SCRIPTS[name]), Path("/shared/my runs/one"), "lockstep.preflight.worker")
+    text = text.replace(sys.executable, "PYTHON")
+    assert text == (GOLDEN / f"sbatch-short-{name}.txt").read_text()
+    assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

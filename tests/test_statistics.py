@@ -6,14 +6,14 @@ import itertools
 import math
 import random
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 import pytest
 import scipy.stats
 
 from lockstep.metrics import Kind
-from lockstep.statistics import compare, compare_family, median_interval, permutation, t_p, t_quantile
+from lockstep.statistics import Spread, compare, compare_family, median_interval, permutation, pooled, t_p, t_quantile
 from lockstep.statistics.comparisons import _deviation_quartile
 from lockstep.statistics.permutation import permutation_p, rank_differences
 from lockstep.study.stability import Timed, judge
@@ -403,3 +403,66 @@ def test_a_starved_machine_is_named_however_few_the_runs() -> None:
     found = judge([Timed("a", 0, 1.0), Timed("b", 1, 2.0)], starved=told)
     assert (found.verdict, found.starved) == ("starved, too few runs to say", told)
     assert judge(series(random.Random(14), machine(0.005, 0.0)), starved=told).verdict.startswith("starved")
+
+
+# ---------------------------------------------------------------- few seeds
+
+
+def seeded(r: random.Random, deviations: Sequence[float], seeds: int, gap: float = 0.0) -> list[dict[Hashable, float]]:
+    """Accuracies of recipes that learn the same, but for the second one. A seed moves all of them, and each by itself."""
+    levels = [r.gauss(0, 0.003) for _ in range(seeds)]
+    means = [0.75 + gap * (cell == 1) for cell in range(len(deviations))]
+    return [
+        {seed: mean + level + r.gauss(0, deviation) for seed, level in enumerate(levels)}
+        for mean, deviation in zip(means, deviations, strict=True)
+    ]
+
+
+def judged(cells: Sequence[dict[Hashable, float]], spread: Spread | None) -> list[str]:
+    base = list(cells[0].values())
+    return [
+        one.verdict
+        for one in compare_family([([*cell.values()], base) for cell in cells[1:]], "accuracy", spread=spread)
+    ]
+
+
+def test_the_pooled_spread_is_that_of_a_two_way_analysis_of_variance() -> None:
+    r = random.Random(40)
+    cells = seeded(r, [0.004] * 5, 3)
+    table = np.array([[cell[seed] for seed in range(3)] for cell in cells])
+    residuals = table - table.mean(axis=1, keepdims=True) - table.mean(axis=0, keepdims=True) + table.mean()
+    found = pooled(cells)
+    assert found is not None
+    assert found.degrees == (5 - 1) * (3 - 1)
+    assert found.deviation == pytest.approx(math.sqrt((residuals**2).sum() / 8), rel=1e-9)
+    # A net that never learns gives the same every time; a recipe that was trained once says nothing either.
+    assert pooled([*cells, dict.fromkeys(range(3), 0.1135), {0: 0.7}]) == found
+    assert pooled([{0: 0.7, 1: 0.71}]) is None
+    assert pooled([]) is None
+    # Where a seed is missing in one cell, the others still count.
+    some = pooled([*cells[:4], {0: cells[4][0], 2: cells[4][2]}])
+    assert some is not None
+    assert some.degrees == 7
+
+
+@pytest.mark.parametrize("deviations", [[0.004] * 5, [0.004] * 4 + [0.012]])
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_two_seeds_of_five_recipes_keep_the_error_and_find_three_points(deviations: list[float], seeds: int) -> None:
+    r, trials, wrong, seen, alone = random.Random(41), 300, 0, 0, 0
+    for _ in range(trials):
+        cells = seeded(r, deviations, seeds)
+        wrong += any(verdict in ("better", "worse") for verdict in judged(cells, pooled(cells)))
+        cells = seeded(r, deviations, seeds, gap=0.03)
+        seen += judged(cells, pooled(cells))[0] == "better"
+        alone += judged(cells, None)[0] == "better"
+    assert wrong <= 0.05 * trials + 2.33 * (0.05 * 0.95 * trials) ** 0.5
+    assert seen >= (0.55 if seeds == 2 else 0.9) * trials
+    assert alone < seen - 0.2 * trials
+
+
+def test_pairs_that_differ_more_than_the_others_are_believed() -> None:
+    quiet = [{0: 0.70, 1: 0.701}, {0: 0.72, 1: 0.7212}, {0: 0.71, 1: 0.7111}, {0: 0.73, 1: 0.7311}]
+    wild: dict[Hashable, float] = {0: 0.9, 1: 0.74}
+    spread = pooled(quiet)
+    assert judged(quiet, spread) == ["better"] * 3
+    assert judged([quiet[0], wild], spread) == ["not significant"]

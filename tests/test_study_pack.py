@@ -35,7 +35,7 @@ from lockstep.study import packed as checking
 from lockstep.study import plan, timing
 from lockstep.study.compare import study_document
 from lockstep.study.folder import StudyFolder
-from lockstep.study.pack import LARGEST_LOG, MANIFEST, Packed, pack
+from lockstep.study.pack import ENDING, LARGEST_LOG, MANIFEST, Packed, pack
 from lockstep.study.private_paths import PrivatePaths
 from lockstep.study.unpack import unpack
 from support import Cli, empty_cache
@@ -832,3 +832,16 @@ def test_runs_of_other_studies_are_not_packed(study: StudyFolder, tmp_path: Path
     run_folder(study.runs, "stranger", "one")
     _, inside = packed(study, tmp_path)
     assert not [name for name in inside if "stranger" in name]
+
+
+PACKS = sorted((Path(__file__).parents[1] / "docs/studies").glob(f"*{ENDING}"))
+
+
+@pytest.mark.parametrize("file", PACKS, ids=lambda path: path.name.partition(".")[0])
+def test_races_of_the_published_studies_are_still_known(file: Path, tmp_path: Path) -> None:
+    """A key that is new in recipes or placements must not make what was measured before it unknown."""
+    folder = StudyFolder(Path(unpack(file, tmp_path).folder))
+    if (folder.path / timing.STATE).exists():
+        raced = timing.read(folder, folder.read())
+        assert raced is not None
+        assert all(raced.of(cell) for cell in folder.read().cells if cell.takes_turns and not cell.left_out)

@@ -104,7 +104,7 @@ def test_a_killed_study_goes_on_where_it_was_and_a_failed_cell_is_a_result(lab: 
     again = lab("study", "run", "mine.toml", "epochs=15")
     assert again.returncode == 0
     assert (
-        "• broken failed\n  why  in the race: rank 0 after step 4: MemoryError: no memory left; 2 more failures"
+        "• broken failed\n  why  in the race: rank 0 after step 4: MemoryError: no memory left (net.py:10); 2 more failures"
         in again.stdout
     )
     assert len(records(lab, folder)) == 4, "nothing was run again"

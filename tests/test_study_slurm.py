@@ -39,6 +39,8 @@ def test_jobs_run_at_once_and_a_killed_study_waits_for_those_it_left(cluster: Cl
         lambda: len(found := sorted(cli.runs.glob("*/job.json"))) == 4 and found, what="all four jobs to be submitted"
     )
     numbers = {path.parent.name: (read_json(path) or {})["job"] for path in jobs}
+    assert len({job.partition("_")[0] for job in numbers.values()}) == 1, "they ask for the same: one array"
+    assert sorted(job.partition("_")[2] for job in numbers.values()) == ["0", "1", "2", "3"]
     process.send_signal(signal.SIGKILL)
     process.communicate()
 
@@ -72,6 +74,29 @@ def test_within_an_allocation_cells_race_and_share_their_trainings(cluster: Clus
     assert document["race"]["starts"] >= 3
     assert [cell["metrics"]["seconds"]["n"] for cell in document["cells"]] == [document["race"]["starts"]] * 2
     assert not any("jobs" in note for note in document["fairness"])
+
+
+def test_one_scancel_ends_the_array_and_another_shape_is_a_job_of_its_own(cluster: Cluster, cli: Cli) -> None:
+    cli.environment |= cluster.environment
+    cells = "[cells.a]\nglobal_batch = 48\n[cells.b]\nglobal_batch = 96\n[cells.c]\nhosts = 2\nranks = 2\n"
+    text = STUDY.replace("[factors]\nglobal_batch = [48, 96]", cells).replace("ranks = 1\n[cells", "[cells")
+    (cli.folder / "mine.toml").write_text(text.replace("repeats = 2", "repeats = 1"))
+    process = cli.start("study", "run", "mine.toml", "epochs=100000")
+    wait_for(lambda: len(list(cli.runs.glob("*/job.json"))) == 3, what="all three to be submitted")
+    jobs = [str((read_json(path) or {})["job"]) for path in sorted(cli.runs.glob("*/job.json"))]
+    (array,) = {job.partition("_")[0] for job in jobs if "_" in job}
+    (other,) = [job for job in jobs if "_" not in job]
+    queue = cluster("squeue", "-h", "-r", "-o", "%A %F").stdout
+    assert {line.split()[1] for line in queue.splitlines()} == {array, other}
+    for job in (array, other):
+        cluster("scancel", job)
+    _, errors = process.communicate(timeout=90)
+    assert "Traceback" not in errors
+    states = [run.status() for run in list_runs(cli.runs)]
+    assert {status["state"] for status in states} == {"failed"}
+    causes = sorted(status["cause"] for status in states)
+    for job, cause in zip(sorted(jobs), causes, strict=True):
+        assert cause.startswith(f"Slurm job {job} was cancelled (scancel)"), causes
 
 
 def test_ctrl_c_takes_all_jobs_back(cluster: Cluster, cli: Cli) -> None:

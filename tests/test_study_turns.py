@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from lockstep.machine.cpu import TICKS_S, Ticks
 from lockstep.report.cells import reason
 from lockstep.run import append_line, write_atomic
 from lockstep.statistics import compare_family
-from lockstep.study import compare, racing, timing, versus
+from lockstep.study import beside, compare, racing, timing, versus
 from lockstep.study.definition import Claim, Published
 from lockstep.study.file import from_tree
 from lockstep.study.folder import StudyFolder
@@ -21,7 +23,9 @@ from lockstep.study.gather import of_study
 from lockstep.study.plan import Planned, apart, plan, timed_content
 from lockstep.study.seeds import undecided
 from lockstep.turns import estimate
+from lockstep.turns.contender import Taken
 from lockstep.turns.estimate import Window
+from lockstep.turns.ranks import Look
 from support import Cli
 from test_study_compare import cells_of, finished
 
@@ -182,6 +186,14 @@ def test_whole_trainings_check_what_turns_say_and_early_stopping_counts(tmp_path
     check = study.document["check"]
     assert check["n"] == 3
     assert check["median"] == pytest.approx(0.1 * steps / (steps + 2.0), abs=0.01)
+    assert not check["beside"]
+    # The machine became a third faster after the race: by the windows beside the training, it took 4 % more than its steps.
+    run = study.folder.started()[study.planned.items[0].digest][0]
+    turns = {"before": 0.9 * 1.1 * steps / 1.04 / 1920, "after": 1.1 * 1.1 * steps / 1.04 / 1920, "evaluation": 1.0}
+    study.folder.log({"run": run, "state": "done", "began": 1.0, "ended": 2.0, "beside": turns})
+    check = study.document["check"]
+    assert (check["n"], check["beside"]) == (1, True), "the other two have no windows beside them"
+    assert check["runs"][0]["off"] == pytest.approx(0.04 * 1.1 * steps / (1.1 * steps + 2.0), rel=0.1)
     stopped = Made(tmp_path / "stopped", factors={"ranks": [1, 2]}, repeats=3)
     stopped.race({"ranks=1": 100.0, "ranks=2": 60.0})
     stopped.train({"ranks=1": [0.9] * 3}, train_images=960, epochs=1)
@@ -298,6 +310,20 @@ def test_what_is_the_same_for_every_seed_is_settled(tmp_path: Path) -> None:
     assert undecided(study.folder, study.planned, 3) == set()
 
 
+def test_two_seeds_are_judged_by_what_seeds_change_in_all_recipes(tmp_path: Path) -> None:
+    sizes = [32, 64, 256, 512]
+    study = Made(tmp_path, factors={"global_batch": sizes}, repeats=2)
+    values = [[0.799, 0.803], [0.765, 0.772], [0.741, 0.738], [0.722, 0.729]]
+    study.train({f"global_batch={size}": pair for size, pair in zip(sizes, values, strict=True)})
+    assert undecided(study.folder, study.planned, 2) == set()
+    cell = study.document["cells"][1]["metrics"]["accuracy"]["against_baseline"]
+    assert (cell["n"], cell["verdict"], cell["how"]) == (2, "worse", "pooled t")
+    # By themselves, two pairs leave everything open.
+    alone = Made(tmp_path / "alone", factors={"global_batch": sizes[:2]}, repeats=2)
+    alone.train({f"global_batch={size}": pair for size, pair in zip(sizes[:2], values[:2], strict=True)})
+    assert undecided(alone.folder, alone.planned, 2) == {"global_batch=32", "global_batch=64"}
+
+
 @pytest.mark.parametrize("spread", [0.002, 0.02])
 def test_looking_three_times_keeps_the_error(spread: float) -> None:
     """Two recipes that learn the same, looked at after 5, 10 and 20 seeds; without a margin there is no other way to stop."""
@@ -307,6 +333,40 @@ def test_looking_three_times_keeps_the_error(spread: float) -> None:
         verdicts = [compare_family([(a[:n], b[:n])], "accuracy", versus.LOOK_ALPHA)[0].verdict for n in (5, 10, 20)]
         wrong += any(verdict in ("better", "worse") for verdict in verdicts)
     assert wrong <= 0.05 * trials + 2.33 * (0.05 * 0.95 * trials) ** 0.5
+
+
+class Windows:
+    """Ranks that take 2 ms for a sample, all of it on a processor, and wait for one for as long as they are told."""
+
+    def __init__(self, waited: float) -> None:
+        self.waited, self.used = waited, 0.0
+
+    def start(self, number: int) -> None: ...
+
+    def ready(self) -> None: ...
+
+    def look(self) -> Look:
+        return Look(0.5, *[None] * (len(Look._fields) - 1))
+
+    def take(self, lead: int, steps: int) -> Taken:
+        wall = 0.002 * steps * 10
+        self.used += wall
+        return Taken(samples=10.0 * steps, wall=wall, cpu=wall, used=wall, waited=self.waited * wall)
+
+
+@pytest.mark.parametrize(("waited", "kept"), [(0.0, True), (0.05, True), (0.5, False)])
+def test_windows_beside_a_training_count_where_they_had_their_cores(
+    waited: float, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = Windows(waited)
+    clock = itertools.count()
+    monkeypatch.setattr(beside, "ticks", lambda: Ticks(total=0, busy=round(2 * TICKS_S * ranks.used), stolen=0))
+    monkeypatch.setattr(beside.time, "monotonic", lambda: 0.1 * next(clock))
+    parked = beside.Beside(ranks)  # type: ignore[arg-type]
+    found = parked.found()
+    assert (found is not None) == kept
+    if found:
+        assert found == {"before": pytest.approx(0.002), "after": pytest.approx(0.002), "evaluation": 0.5}
 
 
 def test_a_race_of_other_cells_says_nothing(tmp_path: Path) -> None:
@@ -379,7 +439,9 @@ def test_a_study_races_proves_and_trains(cli: Cli) -> None:
     assert alone["metrics"]["seconds"]["n"] == document["race"]["starts"]
     assert alone["evaluation_seconds"] > 0
     assert alone["metrics"]["memory"]["median"] > 1e6
-    assert document["check"]["n"] >= 2
+    checked = [record["beside"] for record in folder.records() if "beside" in record]
+    assert len(checked) == 3, "the first three trainings, also where other work had the cores"
+    assert all(each is None or min(each["before"], each["after"], each["evaluation"]) > 0 for each in checked)
     assert not (folder.path / racing.STARTS).exists()
     assert "Traceback" not in done.stderr
     windows = (folder.path / timing.WINDOWS).stat().st_size

@@ -16,10 +16,10 @@ from typing import ClassVar
 import pytest
 
 from lockstep.errors import InputError
+from lockstep.lines import Desk
 from lockstep.run import DESK, Run
 from lockstep.turns import Before, Budget, ContenderFailed, Race, Taken, estimate
 from lockstep.turns.estimate import LOOKS, Window, middle_mean, ratios
-from lockstep.turns.lines import Desk
 
 
 def window(contender: str, wall: float, start: int = 1, round: int = 1, **more: object) -> Window:

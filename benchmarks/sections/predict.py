@@ -16,7 +16,7 @@ from benchmarks.settings import Settings
 from lockstep.predict import check
 from lockstep.predict.score import sentence
 
-# A check takes forty minutes, with three starts of everything in it.
+# A check of 56 placements took 35 minutes, with three starts of everything in it.
 MOST_REPEATS = 1
 
 

@@ -19,7 +19,7 @@ Ranks = Annotated[int, Meta(ge=1, le=100_000)]
 # PyTorch's own. Left unstated, DDP starts with a small bucket, so that the exchange begins early.
 DEFAULT_BUCKET_MB = 25.0
 FIRST_BUCKET_BYTES = 1 << 20
-LAUNCHERS = ("single", "spawn", "torchrun", "mpirun", "slurm")
+LAUNCHERS = ("single", "spawn", "torchrun", "mpirun", "slurm", "ray")
 STRATEGIES = ("single", "ddp", "flat", "naive", "dp", "fsdp", "local-sgd", "diloco")
 
 
@@ -82,13 +82,20 @@ class Slurm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """With requeue: how many seconds before its time limit a job keeps its checkpoint and queues again."""
 
 
+class Ray(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where `launcher=ray` finds its cluster."""
+
+    address: str | None = None
+    """HOST:PORT of a running Ray cluster, or auto for the one that this machine is a node of; unstated, a Ray of its own on this host."""
+
+
 class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where it is computed: launcher, hosts x ranks x threads, device, backend, strategy, micro batch."""
 
     launcher: Annotated[
         str, Meta(extra_json_schema={"anyOf": [{"enum": ["auto", *LAUNCHERS]}, {"type": "string"}]})
     ] = "auto"
-    """single, spawn, torchrun, mpirun, slurm, or your own as path/to/file.py:starts (docs/extending.md)."""
+    """single, spawn, torchrun, mpirun, slurm, ray, or your own as path/to/file.py:starts (docs/extending.md)."""
     hosts: Ranks = 1
     """A number, or "emulated:N" for N hosts made of network namespaces on this machine (docs/emulated-hosts.md)."""
     emulated: bool = False
@@ -125,6 +132,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     mpi: Literal["auto", "openmpi", "mpich"] = "auto"
     """Which MPI `launcher=mpirun` uses, where there are several."""
     slurm: Slurm = Slurm()
+    ray: Ray = Ray()
 
 
 def changes_mathematics(placement: Placement, recipe: Recipe | None = None) -> str | None:
@@ -168,6 +176,8 @@ def unused_settings(placement: Placement) -> list[str]:
         found.append(f"local_sgd.* has no effect with strategy={strategy}")
     if placement.ddp.powersgd_rank != 1 and placement.ddp.hook != "powersgd":
         found.append(f"ddp.powersgd_rank has no effect with ddp.hook={placement.ddp.hook}")
+    if placement.launcher != "ray" and placement.ray != Ray():
+        found.append(f"ray.* has no effect with launcher={placement.launcher}")
     if placement.zero and placement.ranks == 1:
         found.append("zero=true has no effect with one rank")
     if placement.shares is not None and placement.ranks == 1:
@@ -179,14 +189,19 @@ def ranks_per_host(placement: Placement) -> int:
     return placement.ranks // placement.hosts
 
 
+def elsewhere(placement: Placement) -> bool:
+    """Whether the ranks run on machines of a cluster, of which this one need not be one."""
+    return placement.launcher == "slurm" or (placement.launcher == "ray" and placement.ray.address is not None)
+
+
 def one_command_per_host(placement: Placement) -> bool:
     """Whether the user starts each host's part; every other way starts all of them from one command."""
     return placement.launcher == "torchrun" and placement.hosts > 1 and not placement.emulated
 
 
-def split_address(address: str) -> tuple[str, int]:
+def split_address(address: str, option: str = "rendezvous", example: str = "10.0.0.1:29500") -> tuple[str, int]:
     """HOST:PORT as a pair, or an error that names the option."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise InputError(f"rendezvous={address!r} is not HOST:PORT, for example rendezvous=10.0.0.1:29500")
+        raise InputError(f"{option}={address!r} is not HOST:PORT, for example {option}={example}")
     return host, int(port)

@@ -52,6 +52,13 @@ def read_file(path: Path, most: int = LARGEST) -> bytes | None:
         os.close(handle)
 
 
+def read_end(path: Path, most: int = 1 << 16) -> str:
+    """The last part of a log, which may be of any length."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - most))
+        return file.read(most).decode(errors="replace")
+
+
 # These say no of a name that nothing can have (too long, with a zero byte, a loop of links), where the methods of Path raise.
 is_file = os.path.isfile
 is_dir = os.path.isdir

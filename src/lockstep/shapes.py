@@ -34,6 +34,23 @@ class Status(TypedDict, total=False):
     step: Count | None
 
 
+class CallSite(TypedDict, total=False):
+    """Where a rank is (measure/callsite.py)."""
+
+    file: str
+    line: Count
+    code: str
+    collective: str
+    of: str
+    """Type and shape of what it exchanges there."""
+    group: str
+    """The group, where it is not that of all ranks."""
+    calls: Count | None
+    """Collectives that the rank has begun."""
+    alone: str
+    """What it does that takes as long as it takes."""
+
+
 class Beat(TypedDict, total=False):
     """status.json of a rank: its last sign of life."""
 
@@ -47,6 +64,18 @@ class Beat(TypedDict, total=False):
     step: Count | None
     loss: Number | None
     images_per_second: Number | None
+    site: CallSite | None
+    """Where it is, if it has taken no step for a while."""
+    slowest_s: Seconds | None
+    """Of its last steps."""
+
+
+class Hang(TypedDict, total=False):
+    """hang.json: who held up the others while a run was under way (launch/hang.py)."""
+
+    text: Required[str]
+    rank: Rank | None
+    time: Moment
 
 
 class Failure(TypedDict, total=False):
@@ -59,6 +88,7 @@ class Failure(TypedDict, total=False):
     exit_code: Required[int]
     consequence: Required[bool]
     step: Count | None
+    site: CallSite | None
 
 
 class Exit(TypedDict, total=False):
@@ -277,6 +307,16 @@ class Round(TypedDict, total=False):
     rounds: Required[Count]
 
 
+class BesideTurns(TypedDict):
+    """What the steps of a training took in turns, right before and after it."""
+
+    before: Number
+    """Seconds for an image."""
+    after: Number
+    evaluation: Number
+    """Seconds of one, before it."""
+
+
 class StudyLine(TypedDict, total=False):
     """A line of a study's log.jsonl: a run that begins, or how it ended."""
 
@@ -293,3 +333,5 @@ class StudyLine(TypedDict, total=False):
     prepare_s: Number
     start_s: Number
     finish_s: Number
+    beside: BesideTurns | None
+    """None where its windows say nothing."""

@@ -55,6 +55,12 @@ current_graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
 """The number of the backward pass that is under way in this thread; -1 outside of one."""
 
 
+def collectives_begun() -> int | None:
+    """How many collectives this rank has begun in the group of all ranks; None where there is no group."""
+    world: Any = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+    return None if world is None else int(world._get_sequence_number_for_group())
+
+
 def allocations(profile: Any) -> list[int]:
     """Bytes that a profile with `profile_memory` saw allocated, or freed where negative, in the order of time."""
     events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]

@@ -5,7 +5,9 @@ It finds its rank in its launcher's environment, reads the recipe from the run f
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 import sys
 import traceback
 from contextlib import suppress
@@ -16,6 +18,7 @@ from lockstep.backends.ranks import Rank, detect
 from lockstep.errors import InputError, LockstepError, RunFailed
 from lockstep.machine import facts, trial
 from lockstep.measure.recorder import write_failure
+from lockstep.placement import elsewhere
 from lockstep.process import die_with_parent, end_now, import_torch, pin, redirect_output
 from lockstep.recipe import Recipe
 from lockstep.resolve.checks import check_number_formats
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 def work(run: Run, spec: Spec, rank: Rank) -> None:
     """Data, model, strategy, training, results."""
     os.environ[KERNELS_OF_RUN] = str(run.folder / KERNELS)
-    if spec.placement.launcher == "slurm" and spec.placement.device == "cpu":
+    if elsewhere(spec.placement) and spec.placement.device == "cpu":
         _ask_this_node(spec.recipe)
     import_torch()
     import torch
@@ -53,7 +56,7 @@ def work(run: Run, spec: Spec, rank: Rank) -> None:
         return
     _train(context)
     group.leave()
-    if rank.is_first and placement.launcher == "slurm":
+    if rank.is_first and placement.launcher in ("slurm", "ray"):
         return  # it holds the meeting point: a server that leaves before its clients blocks its port for a minute
     end_now(0)
 
@@ -105,6 +108,9 @@ def main() -> None:
     folder = run.rank_folder(rank.rank)
     die_with_parent()
     redirect_output(folder / "log.txt")
+    # A signal that ends us leaves the stack in the log: gloo aborts where ranks' collectives do not match, and launchers end the others.
+    faulthandler.enable()
+    faulthandler.register(signal.SIGTERM, chain=True)
     for name in ("failure.json", "exit.json"):  # of an attempt before this one; its log stays
         (folder / name).unlink(missing_ok=True)
     if spec.placement.pin and spec.placement.device == "cpu":
@@ -123,7 +129,9 @@ def main() -> None:
 def _fail(run: Run, rank: Rank, error: BaseException) -> None:
     """Leave an account for the supervisor, then end at once: a rank that waits for a dead peer would hang."""
     from lockstep.backends.group import exit_now, is_peer_loss, message_of
+    from lockstep.measure.callsite import call_site, of_error
     from lockstep.measure.records import steps_taken
+    from lockstep.torch_private import collectives_begun
 
     step = steps_taken(run.rank_folder(rank.rank))
     kind, message, code = type(error).__name__, message_of(error), RunFailed.exit_code
@@ -141,6 +149,12 @@ def _fail(run: Run, rank: Rank, error: BaseException) -> None:
         "consequence": lost is None and is_peer_loss(error),
         "step": step,
     }
+    if not isinstance(error, LockstepError):  # those say themselves what is wrong, and where
+        with suppress(Exception):  # whatever it is that cannot be found out, the account must be written
+            site = call_site(of_error(error.__traceback__)) | {"calls": collectives_begun()}
+            if account["consequence"]:  # DDP waits in C++, where there is no frame
+                site.setdefault("collective", "exchange of gradients")
+            account["site"] = site
     if not write_failure(run, account):
         with suppress(OSError):
             print(f"could not write the account of the failure: {account}", file=sys.stderr)

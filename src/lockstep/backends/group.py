@@ -43,7 +43,8 @@ def join(placement: Placement, rank: Rank, folder: Path) -> None:
     """Meet the other ranks. On one host that we started ourselves they meet in a file: no port can be taken."""
     timeout = timedelta(seconds=placement.timeout_s)
     backend = _registered(placement.backend)
-    if placement.launcher in ("torchrun", "slurm"):  # MASTER_ADDR and MASTER_PORT are set
+    between_hosts = placement.launcher == "ray" and placement.hosts > 1
+    if placement.launcher in ("torchrun", "slurm") or between_hosts:  # MASTER_ADDR and MASTER_PORT are set
         shared, _, _ = next(rendezvous("env://", rank.rank, rank.world, timeout=timeout))
         # torchrun keeps its store when it starts the ranks again; the addresses of the dead ones must not be found in it.
         store: Store = PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", shared)

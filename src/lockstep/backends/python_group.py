@@ -68,6 +68,13 @@ class PythonGroup(_Base):  # type: ignore[misc]
     def _set_sequence_number_for_group(self) -> None:
         """Groups in Python number their operations themselves."""
 
+    def _get_sequence_number_for_group(self) -> int:
+        return self.begun()
+
+    def begun(self) -> int:
+        """How many operations this rank has begun; 0 where a group does not count them."""
+        return 0
+
 
 def register(name: str, create: Callable[..., PythonGroup]) -> str:
     """Make a backend known to torch, once. Returns its name."""

@@ -32,6 +32,7 @@ TABLES: dict[str, tuple[tuple[str, str, str, str], ...]] = {
     "torchrun": (TORCHRUN,),
     "mpirun": (OPEN_MPI, MPICH),
     "slurm": (SRUN,),
+    "ray": (OURS,),
 }
 
 

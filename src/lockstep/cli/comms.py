@@ -1,4 +1,4 @@
-"""`lockstep comms`: what an exchange costs on this machine, and which backend can do what."""
+"""`lockstep comms`: what an exchange costs on this machine or between hosts, and which backend can do what."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from lockstep.cli.options import json_option, real, whole
+from lockstep.cli.options import complete_key, json_option, real, whole
 from lockstep.cli.output import console, next_step, note, print_json, print_table, styled
 from lockstep.errors import InputError, RunFailed
 from lockstep.report.progress import StatusLine
@@ -19,6 +19,7 @@ from lockstep.units import counted
 if TYPE_CHECKING:
     from lockstep.backends.costs.cells import Cell, Fitted
     from lockstep.comms.measure import Settings
+    from lockstep.placement import Placement
 
 EPILOG = """\b
 Examples:
@@ -27,6 +28,9 @@ Examples:
   lockstep comms --backend gloo --collective all_reduce --max-bytes 1048576
   lockstep comms --own rings.py:all_reduce
   lockstep comms --capabilities
+  lockstep comms hosts=emulated:2 link=1gbit,0.5ms --collective all_reduce
+  lockstep comms launcher=slurm hosts=2 ranks=2 slurm.partition=debug      between nodes of a cluster
+  salloc -N2 lockstep comms hosts=2 --quick                                the same, in an allocation
 
 \b
 Exit codes: 0 measured, 2 wrong input, 3 a result was WRONG or nothing could be measured.
@@ -34,7 +38,13 @@ Exit codes: 0 measured, 2 wrong input, 3 a result was WRONG or nothing could be 
 
 
 @click.command("comms", epilog=EPILOG)
-@click.option("--ranks", type=whole(2, 1024), multiple=True, default=(2,), help="Number of ranks; may be repeated.")
+@click.argument("words", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete_key)
+@click.option(
+    "--ranks",
+    type=whole(2, 1024),
+    multiple=True,
+    help="Number of ranks; may be repeated. Unstated: 2, or one per host.",
+)
 @click.option(
     "--backend", "backends", multiple=True, help="Only this backend; may be repeated. Unstated: all there are."
 )
@@ -59,6 +69,7 @@ Exit codes: 0 measured, 2 wrong input, 3 a result was WRONG or nothing could be 
 @click.option("--plot", type=click.Path(path_type=Path), help="Write the chart of every collective as FILE.svg.")
 @json_option
 def command(
+    words: tuple[str, ...],
     ranks: tuple[int, ...],
     backends: tuple[str, ...],
     device: str,
@@ -77,25 +88,35 @@ def command(
 
     Latency with its spread, algorithm and bus bandwidth as nccl-tests defines them, and a fitted line; every result is
     checked. The measurements are kept for this machine, and backend=auto chooses by them.
+
+    KEY=VALUE says where the ranks are, as for run: launcher, hosts, link, threads, and the keys of slurm. What is measured there is kept
+    apart, and predict --link measured uses it.
     """
     from lockstep.backends.costs.plan import BACKENDS, COLLECTIVES, LARGEST, sizes
     from lockstep.comms import asked
-    from lockstep.comms.workplace import workplace
+    from lockstep.launch.workplace import workplace
     from lockstep.machine.cuda import cuda_present
 
+    where, ranks = _where(words, ranks)
+    if where:
+        backends = backends or ((where.backend,) if where.backend != "auto" else ())
+        device = where.device if device == "auto" else device
     asked.known("--backend", backends, BACKENDS)
     asked.known("--collective", collectives, COLLECTIVES)
     asked.check_plot(plot, capabilities)
     wanted = sizes(LARGEST if max_bytes is None else max_bytes, quick)
-    device = ("cuda" if cuda_present() else "cpu") if device == "auto" else device
+    cuda = cuda_present() and not (where and where.launcher == "slurm")
+    device = ("cuda" if cuda else "cpu") if device == "auto" else device
     if capabilities:
+        if where:
+            raise InputError(f"--capabilities tries the backends of this machine: leave {' '.join(words)} out")
         with workplace(out, note) as folder:
             _capabilities(ranks[0], list(backends), cell_limit, folder, as_json)
         return
-    there, left_out = asked.there(backends, device, max(ranks))
+    there, left_out = asked.there(backends, device, max(ranks), where)
     for name, reason in left_out.items():
         note(f"{name} is left out: {reason}")
-    for text in asked.warnings(max(ranks)):
+    for text in asked.warnings(max(ranks), where):
         note(f"warning: {text}")
     from lockstep.comms.measure import Settings
 
@@ -109,9 +130,36 @@ def command(
         cell_s=0.03 if quick else 0.1,
         limit_s=cell_limit,
         own=own and asked.own_function(own),
+        where=where,
     )
-    with workplace(out, note) as folder:
+    from lockstep.run import runs_root
+
+    shared = runs_root(None).absolute() if where and where.launcher == "slurm" else None
+    with workplace(out, note, within=shared) as folder:
         _measure(settings, left_out, folder, plot, as_json)
+
+
+def _where(words: tuple[str, ...], ranks: tuple[int, ...]) -> tuple[Placement | None, tuple[int, ...]]:
+    """The placement that the words name, None where they name this machine alone; and the numbers of ranks."""
+    if not words:
+        return None, ranks or (2,)
+    from lockstep.launch.where import where
+
+    stated = next((word for word in words if word.startswith("ranks=")), None)
+    if stated and ranks:
+        raise InputError(f"{stated} and --ranks say the same twice: leave one out")
+    found = where(words, "comms", 1)
+    counts = ranks or ((found.ranks if found.ranks > 1 else 2),)
+    for count in counts:
+        if count % found.hosts:
+            raise InputError(f"--ranks {count} do not divide over hosts={found.hosts}")
+    if found.hosts > 1 or found.launcher != "auto":
+        return found, counts
+    if others := [word for word in words if word is not stated and "=" in word]:
+        raise InputError(
+            f"{others[0]}: on this machine alone there is nothing to place: use --backend and --device, or name hosts or a launcher"
+        )
+    return None, counts
 
 
 def _measure(settings: Settings, left_out: dict[str, str], folder: Path, plot: Path | None, as_json: bool) -> None:
@@ -128,13 +176,14 @@ def _measure(settings: Settings, left_out: dict[str, str], folder: Path, plot: P
         "machine": store.machine(),
         "time": time.time(),
         "settings": msgspec.to_builtins(settings),
+        "on": _on(settings.where),
         "left_out": left_out,
         "cells": msgspec.to_builtins(cells),
         "lines": msgspec.to_builtins(fitted),
-        "kept_in": _keep([cell for cell in cells if cell.collective != OWN]),
+        "kept_in": _keep([cell for cell in cells if cell.collective != OWN], settings),
         "choices": [],
     }
-    for ranks in settings.ranks:
+    for ranks in settings.ranks if settings.where is None else []:
         backend, why = choose.best(MNIST_GRADIENTS, ranks, device=settings.device)
         document["choices"].append({"bytes": MNIST_GRADIENTS, "ranks": ranks, "backend": backend, "why": why})
     write_atomic(folder / "comms.json", document)
@@ -153,6 +202,12 @@ def _measure(settings: Settings, left_out: dict[str, str], folder: Path, plot: P
         )
 
 
+def _on(where: Placement | None) -> str:
+    from lockstep.backends.costs.between import kind_of
+
+    return f" on {counted(where.hosts, 'host')} ({kind_of(where)})" if where else ""
+
+
 def _print(cells: list[Cell], fitted: list[Fitted], document: dict[str, Any]) -> None:
     from lockstep.comms import report
     from lockstep.report.characters import curves
@@ -161,7 +216,7 @@ def _print(cells: list[Cell], fitted: list[Fitted], document: dict[str, Any]) ->
     out = console()
     for collective, ranks in dict.fromkeys((cell.collective, cell.ranks) for cell in cells):
         chosen = [cell for cell in cells if (cell.collective, cell.ranks) == (collective, ranks)]
-        out.print(styled((collective, "bold"), f", {counted(ranks, 'rank')}, {chosen[0].device}"))
+        out.print(styled((collective, "bold"), f", {counted(ranks, 'rank')}{document['on']}, {chosen[0].device}"))
         print_table(report.CELL_HEADERS, [report.cell_row(cell) for cell in chosen], right=report.CELL_RIGHT)
     if fitted:
         out.print("Lines: time = alpha + bytes / beta, fitted on the relative error (residual: its root mean square)")
@@ -175,7 +230,10 @@ def _print(cells: list[Cell], fitted: list[Fitted], document: dict[str, Any]) ->
     for choice in document["choices"]:
         out.print(f"backend=auto → {choice['why']}", soft_wrap=True)
     measured = list(dict.fromkeys(cell.backend for cell in cells if cell.state == "ok"))
-    if len(measured) > 1:
+    where = document["settings"]["where"]
+    if where and where["hosts"] > 1:
+        next_step("lockstep predict last --link measured (what these hosts would give)")
+    elif len(measured) > 1:
         words = " ".join(f"'ranks={cells[0].ranks} backend={backend}'" for backend in measured)
         next_step(f"lockstep race {words} (what it comes to in a training)")
 
@@ -205,16 +263,24 @@ def _capabilities(ranks: int, backends: list[str], limit_s: float, folder: Path,
         raise RunFailed(f"comms: {wrong[0].collective} on {wrong[0].backend} gave a WRONG result: {wrong[0].reason}")
 
 
-def _keep(cells: list[Cell]) -> str | None:
-    """Where the cells went for backend=auto; a cache that cannot be written is a remark, not a failure."""
-    from lockstep.backends.costs import store
+def _keep(cells: list[Cell], settings: Settings) -> str | None:
+    """Where the cells went, for backend=auto or for predict; a cache that cannot be written is a remark, not a failure."""
+    from lockstep.backends.costs import between, store
+    from lockstep.backends.costs.plan import placement_for
 
     if not cells:
         return None
+    where = None
     try:
-        return str(store.save(cells))
+        if settings.where is None:
+            return str(store.save(cells))
+        for ranks in settings.ranks:
+            placement = placement_for(settings.backends[0], settings.device, ranks, settings.limit_s, settings.where)
+            where = between.save(placement, [cell for cell in cells if cell.ranks == ranks])
+        return str(where)
     except OSError as error:
-        note(f"warning: not kept for backend=auto: cannot write {store.path()}: {error.strerror}")
+        path, whom = (between.path(), "predict") if settings.where else (store.path(), "backend=auto")
+        note(f"warning: not kept for {whom}: cannot write {path}: {error.strerror}")
         return None
 
 

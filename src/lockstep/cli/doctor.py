@@ -166,6 +166,7 @@ def _launchers() -> Iterator[Finding]:
         yield Finding("ok", "slurm (sbatch is there; 'sinfo' says whether a cluster answers)")
     else:
         yield Finding("missing", "slurm", "on a cluster's login node, or install slurm-client")
+    yield _there(importlib.util.find_spec("ray") is not None, "ray", "pip install 'lockstep-bench[ray]'")
     problem = network.problem()
     yield _there(not problem, "emulated hosts", problem or "")
 

@@ -24,6 +24,7 @@ EPILOG = """\b
 Examples:
   lockstep predict last --measure                      fit the last run's recipe here, then predict
   lockstep predict last --ranks 2,4,8,…,1024 --link 25gbit,10us
+  lockstep predict last --link 1gbit --link 10gbit --link measured         several, in one table
   lockstep predict last --weak --ranks 2,4,…,64        keep the batch per rank, not the global batch
   lockstep predict last --every 8                      local SGD: weights are averaged every 8 steps
   lockstep predict global_batch=256 backend=gloo       a recipe instead of a run
@@ -40,7 +41,12 @@ Exit codes: 0 done, 2 wrong input, 3 a measurement failed.
 @click.command("predict", epilog=EPILOG)
 @click.argument("words", nargs=-1, metavar="[RUN | RECIPE.toml] [KEY=VALUE]...")
 @click.option("--ranks", help="Rank counts, for example 2,4,8,…,1024. Unstated: powers of two.")
-@click.option("--link", help="Between hosts: rate and one-way delay, for example 25gbit,10us.")
+@click.option(
+    "--link",
+    "links",
+    multiple=True,
+    help="Between hosts: rate and one-way delay, for example 25gbit,10us, or measured, by lockstep comms; may be repeated.",
+)
 @click.option("--batch", type=whole(1), help="Another global batch; with --weak, that of one rank.")
 @click.option("--weak", is_flag=True, help="Keep the batch per rank, not the global batch.")
 @click.option("--every", type=whole(1), metavar="H", help="Local SGD: average weights every H steps.")
@@ -62,6 +68,7 @@ Exit codes: 0 done, 2 wrong input, 3 a measurement failed.
 def command(
     words: tuple[str, ...],
     ranks: str | None,
+    links: tuple[str, ...],
     measure: bool,
     replay: bool,
     straggler: float,
@@ -84,20 +91,24 @@ def command(
         return
     if quick:
         raise InputError("--quick goes with --check: add it, or leave both out")
-    from lockstep.predict.document import ask, document, replays
+    from lockstep.predict.document import ask, document, replays, together
     from lockstep.predict.scaling import asked_ranks, judge, table, usual_ranks
 
-    counts = asked_ranks(ranks) if ranks else None
+    counts, each = asked_ranks(ranks) if ranks else None, tuple(dict.fromkeys(links)) or (None,)
     if (attached := _attached(words, runs)) is not None:
-        found = _from_what_was_seen(attached, words[1:], counts, measure, straggler if replay else None, **options)
-        _show(found, as_json)
+        slow = straggler if replay else None
+        found = _from_what_was_seen(attached, words[1:], counts, measure, slow, each, **options)
+        _show(together(found), as_json)
         return
     name, recipe, placement = _asked(words, runs)
     fit, remarks = _fit(name, recipe, placement, options["batch"], measure, data_root)
-    asked, assumed = ask(fit, recipe, placement, **options)
-    rows = table(fit, asked, counts or usual_ranks(asked))
-    replayed = replays(fit, rows, straggler) if replay else []
-    _show(document(name, fit, asked, rows, judge(fit, asked, rows), [*remarks, *assumed], replayed), as_json)
+    found = []
+    for link in each:
+        asked, assumed = ask(fit, recipe, placement, link=link, **options)
+        rows = table(fit, asked, counts or usual_ranks(asked))
+        replayed = replays(fit, rows, straggler) if replay else []
+        found.append(document(name, fit, asked, rows, judge(fit, asked, rows), [*remarks, *assumed], replayed))
+    _show(together(found), as_json)
 
 
 def _show(found: dict[str, Any], as_json: bool) -> None:
@@ -122,10 +133,11 @@ def _from_what_was_seen(
     counts: list[int] | None,
     measure: bool,
     straggler: float | None,
+    links: tuple[str | None, ...],
     batch: int | None,
     weak: bool,
     **options: Any,
-) -> dict[str, Any]:
+) -> list[dict[str, Any]]:
     """An attached command keeps the batch of a rank, so scaling is weak whether it is said or not."""
     from lockstep.measure.view import view
     from lockstep.predict.attached import fit_of, remarks, shown
@@ -140,11 +152,14 @@ def _from_what_was_seen(
     seen = shown(view(run))
     fit = fit_of(seen, accumulation, note, anew=measure)
     samples = int(fit.compute.alone[0].samples)
-    asked, assumed = ask(fit, fit.recipe, fit.placement, weak=True, batch=samples, **options)
-    rows = table(fit, asked, counts or [count for count in usual_ranks(asked) if count <= USUAL_OF_ATTACHED])
-    replayed = replays(fit, rows, straggler) if straggler else []
-    verdict = judge(fit, asked, rows)
-    return document_of_attached(seen, fit, asked, rows, verdict, [*remarks(seen, accumulation), *assumed], replayed)
+    found = []
+    for link in links:
+        asked, assumed = ask(fit, fit.recipe, fit.placement, weak=True, batch=samples, link=link, **options)
+        rows = table(fit, asked, counts or [count for count in usual_ranks(asked) if count <= USUAL_OF_ATTACHED])
+        replayed = replays(fit, rows, straggler) if straggler else []
+        verdict, said = judge(fit, asked, rows), [*remarks(seen, accumulation), *assumed]
+        found.append(document_of_attached(seen, fit, asked, rows, verdict, said, replayed))
+    return found
 
 
 def _accumulation(run: Run, words: tuple[str, ...]) -> int | None:
@@ -210,18 +225,21 @@ def _print(found: dict[str, Any]) -> None:
     rounds = f", weights averaged every {found['every']} steps" if found["every"] else ""
     what = f"{recipe['model']}, {placement['backend']}, {placement['strategy']}{rounds}; {kept}"
     out.print(styled((found["run"] or recipe["model"], "bold"), f"  {what}"))
-    _print_rows(found["rows"], found["bounds"])
+    links = found.get("links", [])
+    _print_rows(found["rows"], found["bounds"], several=bool(links))
     out.print(f"{found['basis']}; {found['earned_text']}.", soft_wrap=True)
     for text in found["assumed"]:
         out.print(text, soft_wrap=True)
     if found["replay"]:
-        _print_replay(found["replay"])
-    out.print(styled((found["verdict"]["text"], "bold")), soft_wrap=True)
-    if found["verdict"]["next"]:
-        out.print(f"Next: {found['verdict']['next']}", soft_wrap=True)
+        _print_replay(found["replay"], several=bool(links))
+    for one in links or [found]:
+        before = f"{one['link']}: " if links else ""
+        out.print(styled((before + one["verdict"]["text"], "bold")), soft_wrap=True)
+        if one["verdict"]["next"]:
+            out.print(f"Next: {one['verdict']['next']}", soft_wrap=True)
 
 
-def _print_rows(rows: list[dict[str, Any]], bounds: str) -> None:
+def _print_rows(rows: list[dict[str, Any]], bounds: str, several: bool) -> None:
     parts = ("compute", "wrapper", "contention", "exchange", "waiting")
     shown = []
     for row in rows:
@@ -233,6 +251,7 @@ def _print_rows(rows: list[dict[str, Any]], bounds: str) -> None:
             {
                 "ranks": f"{row['ranks']:,}",
                 "hosts": f"{row['hosts']:,}",
+                **({"link": row["link"] or "–"} if several else {}),
                 "batch/rank": passes,
                 "step ms": _ms(row["step_ms"]),
                 f"{bounds} ms": f"{_ms(interval[0])}–{_ms(interval[1])}" if interval else "not checked",
@@ -242,16 +261,20 @@ def _print_rows(rows: list[dict[str, Any]], bounds: str) -> None:
                 "efficiency": f"{row['efficiency']:.0%}",
             }
         )
-    print_records(shown, right=range(13), spare=(7, 6, 9, 5, 8, 4, 2, 1))
+    at = 1 if several else 0  # one column more
+    spare = tuple(column + at if column > 1 else column for column in (7, 6, 9, 5, 8, 4, 2, 1))
+    right = [column for column in range(13 + at) if not several or column != 2]
+    print_records(shown, right=right, spare=spare)
     for row in rows:
         if "reason" in row:
             console().print(f"{row['ranks']:,} ranks: {row['reason']}.", soft_wrap=True)
 
 
-def _print_replay(replays: list[dict[str, Any]]) -> None:
+def _print_replay(replays: list[dict[str, Any]], several: bool) -> None:
     rows = [
         {
             "ranks": f"{one['ranks']:,}",
+            **({"link": one["link"] or "–"} if several else {}),
             "closed form ms": _ms(one["closed_form_ms"]),
             "replay ms": _ms(one["step_ms"]),
             "of it waiting": _ms(one["waiting_ms"]),
@@ -263,7 +286,7 @@ def _print_replay(replays: list[dict[str, Any]]) -> None:
         for one in replays
     ]
     console().print("Replayed event by event, with the noise that was measured:")
-    print_records(rows, right=range(8))
+    print_records(rows, right=[column for column in range(9) if not several or column != 1])
 
 
 def _ms(milliseconds: float) -> str:

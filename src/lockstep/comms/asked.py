@@ -10,6 +10,7 @@ from lockstep.comms.pool import unavailable
 from lockstep.errors import InputError
 from lockstep.files import home_path
 from lockstep.measure.environment import machine
+from lockstep.placement import Placement
 from lockstep.plugins import is_spec
 from lockstep.reading import is_dir, is_file
 
@@ -40,13 +41,19 @@ def own_function(own: str) -> str:
     return f"{path}:{name}"
 
 
-def there(backends: tuple[str, ...], device: str, ranks: int) -> tuple[list[str], dict[str, str]]:
-    """The backends to measure; one that was asked for by name must be there."""
+def there(
+    backends: tuple[str, ...], device: str, ranks: int, where: Placement | None = None
+) -> tuple[list[str], dict[str, str]]:
+    """The backends to measure; one that was asked for by name must be there. Between hosts only those that work there are meant."""
     fitting = [name for name in BACKENDS if device == "cuda" or name != "nccl"]
+    fitting = [name for name in fitting if where is None or works_at(name, where) is None]
+    if where and where.launcher == "slurm" and not where.slurm.mpi and not backends:
+        fitting = [name for name in fitting if name != "mpi"]  # which --mpi is right is not ours to guess
     fitting = [name for name in fitting if device == "cpu" or name in ("gloo", "nccl")]
     left_out: dict[str, str] = {}
     for name in backends or fitting:
-        reason = unavailable(name, device, ranks)
+        reason = works_at(name, where) if where else None
+        reason = reason or unavailable(name, device, ranks, where)
         if reason is None and name not in fitting:
             reason = f"it does not work on device={device}"
         if reason and backends:
@@ -54,6 +61,19 @@ def there(backends: tuple[str, ...], device: str, ranks: int) -> tuple[list[str]
         if reason:
             left_out[name] = reason
     return [name for name in dict.fromkeys(backends or fitting) if name not in left_out], left_out
+
+
+def works_at(backend: str, where: Placement) -> str | None:
+    """Why a backend does not work on these hosts, or with this launcher; None where it may."""
+    if backend == "shm" and where.hosts > 1:
+        return "it shares the memory of one host"
+    by_srun = where.launcher == "slurm" and where.slurm.ranks_by == "srun"
+    by_mpi = where.launcher in ("auto", "mpirun") and not where.emulated
+    if backend == "mpi" and not by_srun and not by_mpi:
+        return (
+            f"it needs ranks that MPI started, not launcher={'spawn' if where.launcher == 'auto' else where.launcher}"
+        )
+    return None
 
 
 def check_plot(plot: Path | None, capabilities: bool) -> None:
@@ -67,8 +87,10 @@ def check_plot(plot: Path | None, capabilities: bool) -> None:
         raise InputError(f"--plot {plot}: there is no folder {plot.absolute().parent}")
 
 
-def warnings(ranks: int) -> Iterator[str]:
+def warnings(ranks: int, where: Placement | None = None) -> Iterator[str]:
     """What makes times less trustworthy, without being wrong."""
+    if where and where.launcher == "slurm":
+        return  # its nodes are elsewhere
     seen = machine()
     cores, load = seen["cores_usable"], seen["load_1min"] or 0.0
     if ranks > cores:

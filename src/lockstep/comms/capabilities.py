@@ -109,7 +109,7 @@ class Trial:
         except BrokenPool as lost:
             self._end(politely=False)
             return _answer(row, self.backend, self.device, "hangs" if lost.kind == "hang" else "no", lost.reason)
-        wrong = wrong_result(replies)
+        wrong = wrong_result(replies, self.placement)
         return _answer(row, self.backend, self.device, "WRONG" if wrong else "yes", wrong)
 
     def _started_pool(self) -> ProcessPool:

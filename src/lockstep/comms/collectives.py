@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from lockstep.backends.costs.plan import OWN
+from lockstep.backends.costs.plan import OWN, OWN_WITHIN
 from lockstep.comms.case import Case, difference
 
 # A chain of sums grows by the number of ranks with each call; float32 ends at 3e38.
@@ -46,6 +46,24 @@ class Own(AllReduce):
 
     def call(self) -> None:
         type(self).function(self.output)
+
+
+class OwnWithin(Own):
+    """The same on a part of a larger tensor, of which nothing else may change."""
+
+    BESIDE = 5
+
+    def buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
+        self._whole = torch.full((self.whole + 2 * self.BESIDE,), -1.0, device=self.device)
+        mine = self._whole[self.BESIDE : self.BESIDE + self.whole]
+        mine.copy_(self.of(self.rank))
+        return mine, mine
+
+    def check(self, calls: int) -> str | None:
+        beside = torch.cat([self._whole[: self.BESIDE], self._whole[self.BESIDE + self.whole :]])
+        if not bool((beside == -1.0).all()):
+            return "it writes beyond the tensor that it was given"
+        return super().check(calls)
 
 
 class Broadcast(Case):
@@ -193,4 +211,5 @@ CASES: dict[str, type[Case]] = {
     "send_recv": SendRecv,
     "barrier": Barrier,
     OWN: Own,
+    OWN_WITHIN: OwnWithin,
 }

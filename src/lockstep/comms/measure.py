@@ -11,8 +11,9 @@ import msgspec
 
 from lockstep.backends.costs.cells import Cell, summarise
 from lockstep.backends.costs.plan import Task, message_bytes, placement_for
-from lockstep.comms.pool import BrokenPool, ProcessPool, wrong_result
+from lockstep.comms.pool import START_S, BrokenPool, ProcessPool, wrong_result
 from lockstep.errors import RunFailed
+from lockstep.placement import Placement
 from lockstep.rounds import rounds
 
 PROBE_CALLS = 2
@@ -33,6 +34,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     limit_s: float
     """A cell without an answer after this time counts as hanging."""
     own: str | None = None
+    where: Placement | None = None
+    """The hosts and the launcher of the ranks; None: this host, and what each backend needs."""
 
 
 Tell = Callable[[str], None]
@@ -114,7 +117,7 @@ class Bench:
         answers = pool.measure(cell.collective, cell.bytes, calls, self._seed, self.settings.limit_s)
         cell.time = time.time()
         cell.checks += sum(answer["checks"] for answer in answers)
-        wrong = wrong_result(answers)
+        wrong = wrong_result(answers, pool.task.placement)
         if wrong:
             cell.state, cell.reason = "WRONG", wrong
             return
@@ -136,8 +139,11 @@ class Bench:
         if backend not in self._pools:
             self._started += 1
             folder = self.folder / f"{self._started:02d}-{backend}-{self.ranks}r"
-            placement = placement_for(backend, self.settings.device, self.ranks, 2 * self.settings.limit_s)
-            self._pools[backend] = ProcessPool(Task(placement=placement, own=self.settings.own), folder)
+            settings = self.settings
+            # Ranks that start on a busy machine come late; a cell that hangs is noticed by us, long before its ranks do.
+            patience = max(START_S, 2 * settings.limit_s)
+            placement = placement_for(backend, settings.device, self.ranks, patience, settings.where)
+            self._pools[backend] = ProcessPool(Task(placement=placement, own=settings.own), folder, self.tell)
             self.tell(f"{self.ranks} ranks: starting {backend} …")
             self._pools[backend].start()
         return self._pools[backend]

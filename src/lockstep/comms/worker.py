@@ -1,17 +1,14 @@
 """What one rank of a measurement does: `python -m lockstep.comms.worker FOLDER`.
 
-It joins the others, then carries out orders that come through a named pipe in its folder, and answers through another. When
-the pipe of orders closes, whoever gave them is gone, and the rank ends at once, even inside a collective that hangs.
+It joins the others, then carries out the orders that come over its line (lockstep/lines.py). When that closes, whoever gave them is gone, and
+the rank ends at once, even inside a collective that hangs.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import os
-import queue
 import sys
-import threading
 import time
 import traceback
 from pathlib import Path
@@ -23,7 +20,9 @@ from lockstep.backends.costs.plan import Task
 from lockstep.backends.mpi import segments
 from lockstep.backends.ranks import Rank, detect
 from lockstep.errors import InputError
+from lockstep.lines import Leash
 from lockstep.process import die_with_parent, pin, redirect_output
+from lockstep.run import Run
 
 if TYPE_CHECKING:
     import torch
@@ -35,61 +34,31 @@ SEGMENT = 100
 _UNSUPPORTED = ("not support", "unsupported", "not implemented", "no backend type", "not available")
 
 
-def rank_folder(folder: Path, rank: int) -> Path:
-    return folder / "ranks" / f"{rank:04d}"
-
-
-class Pipes:
-    """Both pipes of a rank."""
-
-    def __init__(self, folder: Path) -> None:
-        self._orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        # Not blocking: if nobody holds the other end any more, reading ends at once instead of waiting forever.
-        self._reader = os.open(folder / "orders", os.O_RDONLY | os.O_NONBLOCK)
-        os.set_blocking(self._reader, True)
-        threading.Thread(target=self._listen, daemon=True).start()
-        self._writer = os.open(folder / "answers", os.O_WRONLY)
-
-    def _listen(self) -> None:
-        pending = b""
-        while data := os.read(self._reader, 65536):
-            *lines, pending = (pending + data).split(b"\n")
-            for line in lines:
-                self._orders.put(json.loads(line))
-        os._exit(0)
-
-    def next(self) -> dict[str, Any]:
-        return self._orders.get()
-
-    def answer(self, content: dict[str, Any]) -> None:
-        data = memoryview(json.dumps(content).encode() + b"\n")
-        while data:
-            data = data[os.write(self._writer, data) :]
-
-
 def main() -> None:
     folder = Path(sys.argv[1])
     task = msgspec.json.decode((folder / "task.json").read_bytes(), type=Task)
     placement = task.placement
     die_with_parent()
     rank = detect(placement)
-    mine = rank_folder(folder, rank.rank)
+    mine = Run(folder).rank_folder(rank.rank)
     redirect_output(mine / "log.txt")
     (mine / "pid").write_text(str(os.getpid()))
-    pipes = Pipes(mine)
+    line = Leash(Run(folder), rank.rank)
     if placement.pin and placement.device == "cpu":
-        pin(rank.local_rank, rank.local_world, placement.threads or 1)
+        # Emulated hosts share this machine's cores, so there the rank's place in the whole world counts.
+        place = (rank.rank, rank.world) if placement.emulated else (rank.local_rank, rank.local_world)
+        pin(*place, placement.threads or 1)
     try:
-        _serve(task, rank, folder, pipes)
+        _serve(task, rank, folder, line)
     except BaseException as error:
         traceback.print_exc()
-        pipes.answer(_account(error))
+        line.answer(_account(error))
         from lockstep.backends.group import exit_now
 
         exit_now(3)
 
 
-def _serve(task: Task, rank: Rank, folder: Path, pipes: Pipes) -> None:
+def _serve(task: Task, rank: Rank, folder: Path, line: Leash) -> None:
     import torch
 
     from lockstep.backends import group
@@ -102,20 +71,24 @@ def _serve(task: Task, rank: Rank, folder: Path, pipes: Pipes) -> None:
     if placement.device == "cuda":
         device = torch.device("cuda", rank.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
+    if task.messages_alone:
+        from lockstep.comms.messages_alone import refuse_collectives
+
+        refuse_collectives()
     if task.own:
         try:
             Own.function = staticmethod(load_object(task.own, option="--own"))
         except InputError as error:
-            pipes.answer({"input_error": str(error)})
-            pipes.next()
+            line.answer({"input_error": str(error)})
+            line.order()
     group.join(placement, rank, folder)
-    pipes.answer({"ready": os.getpid()})
-    while (order := pipes.next())["do"] == "measure":
+    line.answer({"ready": os.getpid()})
+    while (order := line.order())["do"] == "measure":
         case = CASES[order["collective"]](order["collective"], order["size"], rank, device)
-        pipes.answer(measure(case, order["calls"], order["seed"], device))
+        line.answer(measure(case, order["calls"], order["seed"], device))
         del case
     group.leave()
-    pipes.answer({"left": True})
+    line.answer({"left": True})
 
 
 def measure(case: Case, calls: int, seed: int, device: torch.device) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from lockstep.launch.slurm import launcher as slurm
 from lockstep.launch.supervise import Progress
 from lockstep.machine import facts
 from lockstep.machine.crowded import taken
-from lockstep.placement import Placement
+from lockstep.placement import Placement, elsewhere
 from lockstep.recipe import Recipe
 from lockstep.run import Options, Run, Spec
 from lockstep.words import read_words, split_script
@@ -72,7 +72,7 @@ def train(
             raise
         tell(slurm.goes_on(run, job))
         return run
-    if spec.placement.device == "cpu" and spec.placement.launcher != "slurm":
+    if spec.placement.device == "cpu" and not elsewhere(spec.placement):
         facts.start_in_background()
     return execute(run, spec, host_index or 0, progress)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lockstep.machine.facts import rank_environment
-from lockstep.placement import Placement
+from lockstep.placement import Placement, elsewhere
 from lockstep.process import KEEP_MEMORY
 
 
@@ -25,6 +25,8 @@ class Start:
     rank: int | None = None
     what: str = "the launcher"
     """What it is called where it is no rank itself."""
+    ends_within_s: float = 2.0
+    """How long it may take to end what it started, before it is killed."""
 
     def words(self) -> list[str]:
         """The whole command, environment included, as it can be typed into a shell."""
@@ -45,6 +47,11 @@ def worker_argv(folder: Path) -> list[str]:
     return [sys.executable, "-m", "lockstep.worker", str(folder)]
 
 
+def monitor_argv(folder: Path) -> list[str]:
+    """A worker with a monitor beside it (launch/monitor.py), for launchers that do not tell how a rank ended."""
+    return [sys.executable, "-m", "lockstep.launch.monitor", str(folder)]
+
+
 def thread_environment(placement: Placement) -> dict[str, str]:
     """Threads are the placement's to decide, so these are set even where the user's shell says otherwise."""
     threads = str(placement.threads)
@@ -54,7 +61,7 @@ def thread_environment(placement: Placement) -> dict[str, str]:
 def default_environment(placement: Placement) -> dict[str, str]:
     defaults = dict(KEEP_MEMORY)
     # On a cluster the machine that submits need not be one that trains.
-    if placement.device == "cpu" and placement.launcher != "slurm":
+    if placement.device == "cpu" and not elsewhere(placement):
         defaults |= rank_environment()
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     if placement.hosts == 1 and loopback:

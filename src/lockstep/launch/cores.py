@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lockstep.placement import Placement, ranks_per_host
+from lockstep.placement import Placement, elsewhere, ranks_per_host
 from lockstep.process import CORES
 
 NAME = "\0lockstep-core-"
@@ -31,7 +31,7 @@ def cores_of(placement: Placement) -> Iterator[dict[str, str]]:
     """
     global _users
     # On a cluster the cores are Slurm's to give, and the ranks are elsewhere.
-    if not placement.pin or placement.device != "cpu" or placement.launcher == "slurm" or CORES in os.environ:
+    if not placement.pin or placement.device != "cpu" or elsewhere(placement) or CORES in os.environ:
         yield {}
         return
     local = placement.ranks if placement.emulated else ranks_per_host(placement)

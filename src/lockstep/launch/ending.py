@@ -82,7 +82,7 @@ def recorded_end(
         ended("cancelled", "stopped by the user")
         raise RunCancelled(f"stopped; what was measured is in {run.folder}") from None
     except Stalled as stalled:
-        ended("stalled", stalled.cause, rank=stalled.rank)
+        ended("stalled", stalled.cause, **stalled.named)
         raise RunFailed(f"run stalled: {stalled.cause}; what was measured is in {run.folder}") from None
     except CannotStart as error:
         ended("failed", str(error))

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from lockstep.files import to_stderr
 from lockstep.kernels import trial
 from lockstep.launch.specification import Draft
+from lockstep.placement import elsewhere
 from lockstep.recipe import fuses
 
 
@@ -38,6 +39,6 @@ def kernels_made(draft: Draft) -> Iterator[None]:
 def _wanted(draft: Draft) -> bool:
     """On a cluster each node compiles for its own processor."""
     placement = draft.placement
-    if draft.options.script or placement.device != "cpu" or placement.launcher == "slurm":
+    if draft.options.script or placement.device != "cpu" or elsewhere(placement):
         return False
     return fuses(draft.recipe, placement.device)

@@ -10,6 +10,7 @@ from lockstep.launch import mpirun, spawn, torchrun
 from lockstep.launch.base import Start
 from lockstep.launch.emulated import launcher as emulated
 from lockstep.launch.emulated import network as emulate
+from lockstep.launch.ray import launcher as ray
 from lockstep.launch.slurm import launcher as slurm
 from lockstep.launch.waiting import PASSIVE
 from lockstep.plugins import load_object, one_line
@@ -21,6 +22,7 @@ LAUNCHERS = {
     "torchrun": torchrun.starts,
     "mpirun": mpirun.starts,
     "slurm": slurm.starts,
+    "ray": ray.starts,
 }
 
 

@@ -1,4 +1,4 @@
-"""Waits beside one rank and writes down how it ended, for launchers that do not tell: mpirun, srun.
+"""Waits beside one rank and writes down how it ended, for launchers that do not tell: mpirun, srun, Ray.
 
 `python -m lockstep.launch.monitor RUN_DIR` starts the worker with the same environment, waits for it, and writes
 `exit.json` into the rank's folder when a signal ended it. It imports no torch.

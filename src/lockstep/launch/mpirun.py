@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from lockstep.errors import InputError
-from lockstep.launch.base import Start, default_environment, thread_environment
+from lockstep.launch.base import Start, default_environment, monitor_argv, thread_environment
 from lockstep.machine.cores import cores
 from lockstep.placement import Placement
 from lockstep.process import PARENT, die_with_parent
@@ -46,7 +46,7 @@ def starts(spec: Spec, folder: Path, host_index: int) -> list[Start]:
     environment = thread_environment(placement) | library_environment(mpi, placement)
     return [
         Start(
-            [*argv, sys.executable, "-m", "lockstep.launch.monitor", str(folder)],
+            [*argv, *monitor_argv(folder)],
             environment,
             default_environment(placement) | fast_settings(mpi),
             what="mpirun",

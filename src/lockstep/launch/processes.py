@@ -34,7 +34,7 @@ def begin(start: Start, cores: Mapping[str, str], log: Path) -> subprocess.Popen
             raise CannotStart(f"cannot start {what} ({start.argv[0]}): {error.strerror}") from None
 
 
-def end_all(processes: Iterable[subprocess.Popen[bytes]]) -> None:
+def end_all(processes: Iterable[subprocess.Popen[bytes]], kill_after_s: float = KILL_AFTER_S) -> None:
     """SIGTERM, then SIGKILL, to each process group that is still there."""
     left = list(processes)
     for sign in (signal.SIGTERM, signal.SIGKILL):
@@ -42,7 +42,7 @@ def end_all(processes: Iterable[subprocess.Popen[bytes]]) -> None:
         for process in left:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, sign)
-        until = time.monotonic() + KILL_AFTER_S
+        until = time.monotonic() + kill_after_s
         for process in left:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, until - time.monotonic()))

@@ -7,7 +7,7 @@ from pathlib import Path
 from lockstep import placement as places
 from lockstep.inside.layout import WARMUP_STEPS
 from lockstep.machine.cores import cores
-from lockstep.placement import changes_mathematics, ranks_per_host, unknown_mathematics
+from lockstep.placement import changes_mathematics, elsewhere, ranks_per_host, unknown_mathematics
 from lockstep.recipe import unused_settings
 from lockstep.run import Run, Spec
 
@@ -36,7 +36,7 @@ def warnings(spec: Spec) -> list[str]:
     placement = spec.placement
     local = placement.ranks if placement.emulated else ranks_per_host(placement)
     threads = placement.threads or 1
-    if placement.device == "cpu" and placement.launcher != "slurm" and local * threads > cores():
+    if placement.device == "cpu" and not elsewhere(placement) and local * threads > cores():
         found.append(
             f"ranks={local} x threads={threads} on one host need {local * threads} cores, but there are {cores()}: "
             "they will take turns, and are not pinned"

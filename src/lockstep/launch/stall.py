@@ -15,11 +15,13 @@ LEAST_PATIENCE_S = 3.0
 
 
 class Stalled(Exception):
-    """A rank gave no sign of life for too long."""
+    """A rank gave no sign of life for too long, or the ranks cannot go on (launch/hang.py). `rank`: None where none can be named."""
 
-    def __init__(self, rank: int, cause: str) -> None:
+    def __init__(self, rank: int | None, cause: str) -> None:
         super().__init__(cause)
         self.rank, self.cause = rank, cause
+        self.named = {} if rank is None else {"rank": rank}
+        """For the run's status."""
 
 
 class StallWatch:

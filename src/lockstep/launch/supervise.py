@@ -15,6 +15,7 @@ from lockstep.launch.base import Start, Watched
 from lockstep.launch.cause import failure, first_cause
 from lockstep.launch.cores import cores_of
 from lockstep.launch.ending import FolderWatch, recorded_end, signals_as_interrupt
+from lockstep.launch.hang import HangWatch
 from lockstep.launch.processes import begin, end_all
 from lockstep.launch.stall import StallWatch
 from lockstep.process import CORES
@@ -47,7 +48,7 @@ def supervise(
     watch = FolderWatch(run)
 
     def end() -> dict[str, Any]:
-        end_all(w.process for w in watched)
+        end_all((w.process for w in watched), max((w.start.ends_within_s for w in watched), default=0.0))
         return {}
 
     with signals_as_interrupt(), cores_of(spec.placement) as cores:
@@ -93,7 +94,7 @@ def _follow(
     run: Run, spec: Spec, watched: list[Watched], watch: FolderWatch, report: Reporter, stop: threading.Event | None
 ) -> None:
     next_look, failed_at = 0.0, None
-    stall = StallWatch(run, spec)
+    stall, hang = StallWatch(run, spec), HangWatch(run, spec)
     with Exits(watched) as exits:
         while True:
             now = time.monotonic()
@@ -113,8 +114,12 @@ def _follow(
                 if (problem := watch.problem()) is not None:
                     raise problem
                 report()
+                # mpirun waits for the others of a program that does not use MPI. torchrun may start all of them again.
+                if failed_at is None and not spec.placement.max_restarts and run.failures():
+                    failed_at = now
                 if failed_at is None:
                     stall.check(now)
+                    hang.check(now)
             exits.wait(next_look - now)
     report()
 

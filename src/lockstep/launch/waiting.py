@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from lockstep.machine.cores import cores
-from lockstep.placement import Placement
+from lockstep.placement import Placement, elsewhere
 
 PASSIVE = {"OMP_WAIT_POLICY": "passive"}
 # Whoever has set one of these has decided how threads wait.
@@ -19,7 +19,7 @@ STATED = (*PASSIVE, "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 def reason(asked: Placement, resolved: Placement, taken: int) -> str:
     """Why the ranks' threads wait asleep; empty where they wait as usual. `taken`: cores that other work has (machine/crowded.py)."""
     decided = asked.threads is not None or any(name in os.environ for name in STATED)
-    here = resolved.device == "cpu" and resolved.launcher != "slurm" and resolved.hosts == 1
+    here = resolved.device == "cpu" and not elsewhere(resolved) and resolved.hosts == 1
     if not taken or decided or not here or (resolved.threads or 1) < 2:
         return ""
     return (

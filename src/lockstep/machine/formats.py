@@ -10,7 +10,7 @@ from lockstep.errors import InputError
 from lockstep.machine import facts, trial
 from lockstep.machine.cpu import INSTRUCTIONS, allowed_flags
 from lockstep.machine.facts import Facts
-from lockstep.placement import Placement
+from lockstep.placement import Placement, elsewhere
 
 FORMATS = ("fp32", "bf16", "fp16", "int8")
 
@@ -65,7 +65,7 @@ def cpu_support() -> dict[str, list[str]]:
 def precision_line(precision: str, placement: Placement) -> str:
     """One line on what a 16-bit format is on this hardware."""
     kind = precision.removeprefix("pure-")
-    if placement.launcher == "slurm":
+    if elsewhere(placement):
         return f"precision {precision}: each node tries what it supports before it trains"
     if placement.device == "cuda":
         capability = cuda_capability() or "unknown"

@@ -13,6 +13,7 @@ from time import perf_counter, perf_counter_ns
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from lockstep.errors import InputError
+from lockstep.measure import callsite
 from lockstep.measure.clock import CpuClock, CudaClock, StepClock
 from lockstep.measure.events import EventFile
 from lockstep.measure.records import StepLog
@@ -27,6 +28,9 @@ T = TypeVar("T")
 BEAT_S = 0.5
 # Of ranks that are parked most of the time: their heartbeats would take time from the one whose turn it is.
 PARKED_BEAT_S = 5.0
+# A rank that has taken no step in this time says where it is, and a step is slow if it takes longer than the slowest of the last COMPARED_STEPS.
+STILL_S = 1.5
+COMPARED_STEPS = 200
 # Initial room for rows, if the number of steps is not known.
 FIRST_ROWS = 4096
 EVENT_EVERY_STEPS = 100
@@ -85,6 +89,9 @@ class Recorder:
             NOTHING,
         )  # epoch, step, the end of it, of the epoch's first one
         self._beat_s = PARKED_BEAT_S if spec is not None and spec.options.turns else BEAT_S
+        self.alone = ""
+        """What this rank does for as long as it takes, where the stack does not show it: an evaluation in a loop of the user's own."""
+        self._thread = threading.get_ident()
         self._ended = threading.Event()
         self._pulse = threading.Thread(target=self._beat_until_ended, name="lockstep-pulse", daemon=True)
         self._pulse.start()
@@ -151,7 +158,7 @@ class Recorder:
 
     def _beat_until_ended(self) -> None:
         """Heartbeats from a separate thread: a rank that hangs still reports where, and one that is stopped reports nothing."""
-        pace = Pace()
+        pace, still = Pace(), (-1, 0.0)
         pause = 0.0  # the first one at once, so that a rank's process can be found
         while not self._ended.wait(pause):
             pause = self._beat_s
@@ -161,8 +168,27 @@ class Recorder:
                 more |= {"epoch": epoch, "step": step, "loss": self.log.mean_loss(last=50)}
                 if rate := pace.look(end, first):
                     more["images_per_second"] = rate
+            if step != still[0]:
+                still = step, time.monotonic()
+            elif time.monotonic() - still[1] > STILL_S:
+                with suppress(
+                    Exception
+                ):  # it looks at what another thread is changing, and must not end the signs of life
+                    more["site"] = self._site()
+                more["slowest_s"] = self.log.slowest(COMPARED_STEPS)
             with suppress(OSError):  # a full disk must not end a thread that only reports
                 self.beat("running", **more)
+
+    def _site(self) -> dict[str, Any]:
+        """Where the training thread is, which has not ended its step for a while."""
+        from lockstep.torch_private import collectives_begun
+
+        site = callsite.call_site(callsite.of_thread(self._thread)) | {"calls": collectives_begun()}
+        if self.alone:
+            site["alone"] = self.alone
+        if self.clock.waits():
+            site.setdefault("collective", "exchange of gradients")
+        return site
 
     def beat(self, state: str, **more: Any) -> None:
         """A heartbeat: replaced in place, not forced to disk (a lost one costs nothing)."""

@@ -103,6 +103,11 @@ class StepLog:
         samples = int(rows["samples"].sum())
         return float(rows["loss_sum"].sum()) / samples if samples else None
 
+    def slowest(self, last: int) -> float:
+        """Seconds of the slowest of the last steps, the first one of all left out: it fills caches, and may compile."""
+        rows = self._rows[max(1, self.count - last) : self.count]
+        return float(rows["total_ns"].max()) / 1e9 if len(rows) else 0.0
+
     def totals(self, since: int, upto: int | None = None) -> tuple[float, int, int]:
         """Sum of losses, hits and samples of the rows from `since` on."""
         rows = self._rows[since : self._flushed if upto is None else upto]

@@ -24,9 +24,9 @@ from lockstep.placement import DEFAULT_BUCKET_MB, Ddp, Placement
 from lockstep.predict.compute import Compute, Point
 from lockstep.predict.exchange import Software
 from lockstep.predict.fit import Fit, Measured
-from lockstep.predict.measure import SHORTEST_S, Tell, exchange
+from lockstep.predict.measure import MOST_NOISE, SHORTEST_S, Tell, exchange
 from lockstep.predict.messages import Gradient, messages
-from lockstep.predict.waiting import apart
+from lockstep.predict.waiting import noise_of
 from lockstep.recipe import Recipe
 from lockstep.units import counted
 
@@ -166,7 +166,6 @@ def assembled(seen: Shown, placement: Placement, software: list[Software], accum
         samples=samples, seconds=seconds, backward=step["backward"] / seen.passes, optimizer=step["optimizer"]
     )
     crowded = msgspec.structs.replace(point, seconds=seconds * (1 + CONTENTION))
-    own, common = apart(np.array(seen.late))
     beyond = step["exchange"] + step["waiting"] * seconds / alone
     return Fit(
         time=seen.created,
@@ -183,8 +182,7 @@ def assembled(seen: Shown, placement: Placement, software: list[Software], accum
         else [],
         gradients=seen.gradients,
         software=software,
-        noise=own.ravel().tolist(),
-        common=common.tolist() if common.any() else [],
+        noise=noise_of(seen.late, MOST_NOISE),
     )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from lockstep.backends.costs import store
 from lockstep.errors import InputError, RunFailed
@@ -25,12 +26,13 @@ from lockstep.machine.cores import cores
 from lockstep.placement import Placement, ranks_per_host
 from lockstep.plan import Plan
 from lockstep.predict import measure
+from lockstep.predict.exchange import NO_DETOUR, Detour
 from lockstep.predict.fit import Fit, folder, save
 from lockstep.predict.held import COMMON, CROWDED_SAMPLES, GROUPS, NEXT_TO_NO_LINK, QUICK, Group
 from lockstep.predict.here import here
 from lockstep.predict.interval import kind_of
-from lockstep.predict.model import Case, hops, predict
-from lockstep.predict.score import Tried, by_kind, ranks_of, summary
+from lockstep.predict.model import Case, path, predict
+from lockstep.predict.score import Tried, by_kind, summary
 from lockstep.run import Options, Run, read_json, write_atomic
 from lockstep.settings import load
 from lockstep.turns import Ranks
@@ -40,12 +42,13 @@ from lockstep.ways import MOST_ROUNDS, read
 
 Tell = Callable[[str], None]
 
-FORMAT = 4
-"""3: repeats of a placement were counted as others. 2: what was held out ran after the fit, on a machine that may have changed its speed.
-1: errors were averaged with their signs."""
+FORMAT = 5
+"""4: another model (delays of gloo, ranks that are late together, the tail). 3: repeats of a placement were counted as others. 2: what was held
+out ran after the fit, on a machine that may have changed its speed. 1: errors were averaged with their signs."""
 FILE = "check.json"
 SURVEY_S, ROUNDS, STARTS = 40.0, 8, 3
-FIT, DETOUR, CROWDED = "fit", "next to no link", "crowded"
+FIT, CROWDED = "fit", "crowded"
+DETOURS = {hosts: f"next to no link between {hosts} hosts" for hosts in NEXT_TO_NO_LINK}
 
 
 def run(quick: bool, tell: Tell, where: Path | None = None, repeats: int = 2) -> dict[str, Any]:
@@ -81,7 +84,7 @@ def run(quick: bool, tell: Tell, where: Path | None = None, repeats: int = 2) ->
         "kinds": by_kind(tried),
         "left_out": left_out,
         "failed": failed,
-        "most_ranks": max(ranks_of(each.held) for each in tried),
+        "most_ranks": max(each.held.ranks for each in tried),
         **summary(tried),
     }
     path, before = (where or folder()) / FILE, known(where)
@@ -106,9 +109,9 @@ def _survey(group: Group, scratch: Path, tell: Tell) -> tuple[Fit, list[Tried], 
     options = Options(probe=wanted.probe)
     racing = [Ranks(FIT, wanted.trial, placement, scratch / FIT, options, ended)]
     others = {name: each.words for name, each in held.items()}
-    if any(each.emulated for each in group.held):
-        others[DETOUR] = NEXT_TO_NO_LINK
-    if any(each.kind == "crowded" for each in group.held):
+    most = max((each.ranks for each in group.held if each.emulated), default=0)
+    others |= {DETOURS[hosts]: words for hosts, words in NEXT_TO_NO_LINK.items() if hosts <= max(2, most) and most}
+    if any(each.ranks > cores() for each in group.held if not each.emulated):
         many = 2 * cores()
         others[CROWDED] = (f"ranks={many}", f"global_batch={many * CROWDED_SAMPLES}")
     for number, (name, words) in enumerate(others.items()):
@@ -122,13 +125,16 @@ def _survey(group: Group, scratch: Path, tell: Tell) -> tuple[Fit, list[Tried], 
     if survey.of(CROWDED):
         case = _case(fit, group, others[CROWDED])
         beyond = seconds(survey.of(CROWDED)) - predict(fit, case).seconds
-        fit = msgspec.structs.replace(fit, crowding_s=max(0.0, beyond / hops(fit, case)))
-    detour = 0.0
-    if survey.of(DETOUR):
-        # What emulated hosts cost by themselves: packets go through processes that compete with the ranks for cores. A real network does not
-        # have this cost. It is measured with a link of almost no delay, and added to the predictions for the other links.
-        case = _case(fit, group, NEXT_TO_NO_LINK)
-        detour = max(0.0, seconds(survey.of(DETOUR)) - predict(fit, case).seconds) / hops(fit, case)
+        fit = msgspec.structs.replace(fit, crowding_s=max(0.0, beyond / path(fit, case).hops))
+    # What emulated hosts cost by themselves is measured with links of almost no delay, and added to the predictions for the other links. A
+    # real network does not have this cost.
+    anchors = []
+    for name in DETOURS.values():
+        if survey.of(name):
+            case = _case(fit, group, others[name])
+            way = path(fit, case)
+            anchors.append((way.messages, way.trips, seconds(survey.of(name)) - predict(fit, case).seconds))
+    detour = detour_of(anchors)
     found = []
     for name, each in held.items():
         if survey.of(name):
@@ -170,12 +176,24 @@ def _about(name: str, fit: Fit) -> dict[str, Any]:
     return {"fit": name, "seconds": fit.seconds, "batches": batches, "ranks": fit.placement.ranks}
 
 
-def _case(fit: Fit, group: Group, words: Sequence[str], detour: float = 0.0) -> Case:
+def detour_of(anchors: Sequence[tuple[float, float, float]]) -> Detour:
+    """From messages, trips and the seconds that a step took longer: what each costs. One anchor cannot tell them apart: then it is the trips."""
+    if not anchors:
+        return NO_DETOUR
+    messages, trips, beyond = np.array(anchors).T
+    if len(anchors) > 1:
+        found, *_ = np.linalg.lstsq(np.stack([messages, trips], axis=1), beyond, rcond=None)
+        if (found >= 0).all():
+            return Detour(*map(float, found))
+    return Detour(0.0, max(0.0, float(trips @ beyond / (trips @ trips))))
+
+
+def _case(fit: Fit, group: Group, words: Sequence[str], detour: Detour = NO_DETOUR) -> Case:
     _, spec = specify(*load([], [*COMMON, *group.fit, *words]), Options(save_model=False))
     return case_of(fit, spec.placement, spec.plan, detour)
 
 
-def case_of(fit: Fit, placement: Placement, plan: Plan, detour: float = 0.0) -> Case:
+def case_of(fit: Fit, placement: Placement, plan: Plan, detour: Detour = NO_DETOUR) -> Case:
     """A run's own placement as the model sees it. Emulated hosts share this machine."""
     local = placement.strategy in ("local-sgd", "diloco")
     return Case(
@@ -185,7 +203,7 @@ def case_of(fit: Fit, placement: Placement, plan: Plan, detour: float = 0.0) -> 
         per_host=ranks_per_host(placement),
         sharing=placement.ranks if placement.emulated else None,
         link=parse_link(placement.link),
-        detour_s=detour if placement.emulated else 0.0,
+        detour=detour if placement.emulated else NO_DETOUR,
         every=placement.local_sgd.every if local and placement.ranks > 1 else None,
     )
 

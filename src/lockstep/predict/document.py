@@ -10,12 +10,14 @@ from typing import Any
 import msgspec
 
 from lockstep.errors import InputError
-from lockstep.launch.emulated.link import parse_link
+from lockstep.launch.emulated.link import Link, parse_link
 from lockstep.machine import starving
 from lockstep.placement import Placement, ranks_per_host
 from lockstep.predict import check
 from lockstep.predict.assumed import SAID, bounds
 from lockstep.predict.attached import Shown
+from lockstep.predict.between import MEASURED, measured_between
+from lockstep.predict.exchange import Between
 from lockstep.predict.fit import Fit, age
 from lockstep.predict.interval import FEWEST, KINDS, LIKELY, NEARLY_SURE, Interval, interval, kind_of
 from lockstep.predict.messages import ROUNDS
@@ -56,8 +58,8 @@ def ask(
             f"--per-host {per_host}: this host was measured with {counted(held, 'rank')} on it; choose at most {held}"
         )
     usual = ranks_per_host(placement) if placement.ranks > 1 else held
-    between = parse_link(stated or DEFAULT_LINK)
-    if between.loss_ppm:
+    between = measured_between(fit, placement, every) if stated == MEASURED else parse_link(stated or DEFAULT_LINK)
+    if isinstance(between, Link) and between.loss_ppm:
         raise InputError(f"--link {stated}: loss is not modelled; state rate and delay alone")
     if every and fit.norms:
         raise InputError(
@@ -73,7 +75,7 @@ def ask(
         micro_batch=placement.micro_batch,
         accumulation=placement.accumulation,
     )
-    joined = f"joined by {between}" + ("" if stated else ", which is assumed (state yours with --link)")
+    joined = f"joined by {_named(between)}" + ("" if stated else ", which is assumed (state yours with --link)")
     hosts = (
         f"This host has at most {counted(asked.per_host, 'rank')}; more of them are on more hosts like it, each with "
         f"{counted(asked.per_host, 'rank')} of {counted(fit.placement.threads or 1, 'thread')}, {joined}. This machine's loopback is not a network."
@@ -87,6 +89,27 @@ def ask(
             "Local SGD was not measured: its steps are taken to be those of ranks that exchange nothing, with one all-reduce of the weights a round."
         )
     return asked, assumed
+
+
+def _named(link: Link | Between) -> str:
+    return f"what was {link.name}" if isinstance(link, Between) else str(link)
+
+
+def together(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Predictions that differ only in their link, as one: the first, with the rows of several hosts of all of them."""
+    first = found[0]
+    if len(found) == 1:
+        return first
+    rows = [*first["rows"], *(row for one in found[1:] for row in one["rows"] if row.get("link"))]
+    joined = " or ".join(f"by {one['joined']}" for one in found)
+    keys = ("link", "link_measured", "verdict")
+    return first | {
+        "link": None,
+        "links": [{key: one[key] for key in keys} for one in found],
+        "rows": sorted(rows, key=lambda row: row["ranks"]),  # stable: links in their order
+        "assumed": [line.replace(f"joined by {first['joined']}", f"joined {joined}") for line in first["assumed"]],
+        "replay": sorted((each for one in found for each in one["replay"]), key=lambda each: each["ranks"]),
+    }
 
 
 def beyond(fit: Fit, rows: Sequence[Row]) -> list[str]:
@@ -149,11 +172,12 @@ def replays(fit: Fit, rows: Sequence[Row], slow: float) -> list[dict[str, Any]]:
         steps = max(FEWEST_STEPS, min(MOST_STEPS, RANK_STEPS // row.ranks))
         count = -(-steps // script.every) * script.every
         keep = row.ranks <= MOST_TIMELINES
-        usual = replay(script, count, fit.noise, fit.common, keep=keep)
-        held_up = replay(script, count, fit.noise, fit.common, slow=(row.ranks // 2, slow))
+        usual = replay(script, count, fit.noise, keep=keep)
+        held_up = replay(script, count, fit.noise, slow=(row.ranks // 2, slow))
         found.append(
             {
                 "ranks": row.ranks,
+                "link": _link_of(row),
                 "steps": count,
                 "closed_form_ms": row.step.seconds * 1e3,
                 "step_ms": usual.step * 1e3,
@@ -234,6 +258,8 @@ def _document(
         },
         "scaling": "weak" if ask.weak else "strong",
         "link": str(ask.link),
+        "link_measured": ask.link.name if isinstance(ask.link, Between) else None,
+        "joined": _named(ask.link),
         "algorithm": ask.algorithm,
         "every": ask.every,
         "assumed": list(assumed),
@@ -241,6 +267,11 @@ def _document(
         "verdict": asdict(verdict),
         "replay": list(replayed),
     }
+
+
+def _link_of(row: Row) -> str | None:
+    """What its hosts are joined by; None on one host."""
+    return str(row.case.link) if row.case and row.case.hosts > 1 else None
 
 
 def _row(fit: Fit, row: Row, intervals: Callable[[Row], tuple[Interval | None, ...]]) -> dict[str, Any]:
@@ -252,6 +283,7 @@ def _row(fit: Fit, row: Row, intervals: Callable[[Row], tuple[Interval | None, .
     return {
         "ranks": row.ranks,
         "hosts": row.case.hosts,
+        "link": _link_of(row),
         "per_host": row.case.per_host,
         "global_batch": row.global_batch,
         "micro_batch": row.case.micro,

@@ -7,7 +7,8 @@
 An all-gather and a reduce-scatter are half a ring each, a broadcast is the way down a tree.
 
 The software's own part of a hop is the measured time within this host with few ranks, divided by the hops of that ring. A link
-between hosts adds its delay, and its rate where that is slower than the software.
+between hosts adds its delay, and its rate where that is slower than the software. Where collectives were measured between hosts
+(`--link measured`), a hop between hosts is that of the measured ring instead.
 """
 
 from __future__ import annotations
@@ -20,37 +21,10 @@ import msgspec
 import numpy as np
 
 from lockstep.launch.emulated.link import Link
+from lockstep.predict.protocol import FOLLOWING, protocol_of
 
 NO_LINK = Link()
 """Neither rate nor delay."""
-
-
-@dataclass(frozen=True)
-class Protocol:
-    """How a backend sends one message between hosts."""
-
-    trips: int
-    """One-way delays in a hop."""
-    window: float
-    """Bytes in flight before it has to wait for the receiver again."""
-    at_once: int = 1
-    """How many collectives may be under way at a time: gloo has two threads for them."""
-
-    def delays(self, size: float) -> float:
-        """How many one-way delays a hop of N bytes takes."""
-        return max(1.0, size / self.window) * self.trips + PACED * min(
-            1.0, max(0.0, size - AT_ONCE_BYTES) / PACED_BYTES
-        )
-
-
-# A gloo rank says that it is ready to receive before the other one sends, so a hop takes two delays; at most two parts of 1 MiB are in
-# flight at a time. Other backends are assumed to send at once; there was no second machine to measure them on.
-PROTOCOLS = {"gloo": Protocol(trips=2, window=2 << 20, at_once=2)}
-SENDS_AT_ONCE = Protocol(trips=1, window=math.inf)
-# What TCP may send at once after a pause: ten segments. It spreads more than that over the round trip: up to 0.7 of a delay more for parts from
-# 24 KB on, as measured between two emulated hosts at delays of 5 and 50 ms (docs/predict.md).
-AT_ONCE_BYTES = 10 * 1448.0
-PACED, PACED_BYTES = 0.7, 24e3 - AT_ONCE_BYTES
 # Backends that stay within one host.
 WITHIN_ONE_HOST = ("shm",)
 
@@ -95,6 +69,34 @@ class Software(msgspec.Struct, frozen=True, kw_only=True):
         return max(0.0, self.hop(size) - self.latency)
 
 
+@dataclass(frozen=True)
+class Between:
+    """What was measured between hosts, in place of a link's rate and delay."""
+
+    name: str
+    """Where and when, in words."""
+    software: tuple[Software, ...]
+    """One for each collective."""
+
+    def __str__(self) -> str:
+        return "measured"
+
+    def of(self, collective: str) -> Software:
+        return next(one for one in self.software if one.collective == collective)
+
+
+class Detour(NamedTuple):
+    """What emulated hosts cost by themselves, in seconds: their packets go through processes that compete with the ranks for cores."""
+
+    message: float = 0.0
+    """Once for a collective."""
+    trip: float = 0.0
+    """For each packet that has to arrive before the next one is sent."""
+
+
+NO_DETOUR = Detour()
+
+
 class Cost(NamedTuple):
     """A collective: its time, and the part of it that needs a processor."""
 
@@ -108,12 +110,15 @@ class Cluster:
 
     hosts: int
     per_host: int
-    link: Link
+    link: Link | Between
     software: Software
     spare: bool = False
     """Whether the hosts have spare cores, so that moving data does not slow computing."""
-    detour_s: float = 0.0
-    """Extra time of a hop between hosts: packets to emulated hosts go through a busy machine."""
+    detour: Detour = NO_DETOUR
+    number: int = 4
+    """Bytes of one of the numbers that are sent."""
+    follows: bool = False
+    """Whether it is a broadcast behind others that are still under way (protocol.py)."""
     crowding_s: float = 0.0
     """Extra time of a hop within a host that has more ranks than cores."""
 
@@ -125,39 +130,80 @@ class Cluster:
         """A hop within a host."""
         return self.software.hop(size) + self.crowding_s
 
-    def far(self, size: float) -> float:
-        """A hop between hosts: the slower of software and link moves the bytes."""
-        software, link = self.software, self.link
-        protocol = PROTOCOLS.get(software.backend, SENDS_AT_ONCE)
+    def far(self, size: float, trips: float | None = None) -> float:
+        """A hop between hosts, of N trips: the slower of software and link moves the bytes."""
+        software, link, protocol = self.software, self.link, protocol_of(self.software.backend)
+        if isinstance(link, Between):
+            return link.of(software.collective).hop(size)
+        trips = protocol.trips if trips is None else trips
         transfer = max(software.moving(size), 8 * size / link.rate if link.rate else 0.0)
-        return software.latency + protocol.delays(size) * link.delay_s + transfer + self.detour_s
+        return software.latency + protocol.delays(size, trips) * link.delay_s + transfer + trips * self.detour.trip
+
+    @property
+    def once(self) -> float:
+        """What a collective between hosts takes beside its hops."""
+        return self.detour.message if self.hosts > 1 and not isinstance(self.link, Between) else 0.0
+
+    def around(self, size: float) -> float:
+        """A hop between hosts of a ring that exchanges `size` bytes in all."""
+        software = self.software
+        trips = protocol_of(software.backend).around(software.collective, self.ranks, size, self.number)
+        return self.far(size / self.ranks, trips / software.hops(self.ranks))
+
+    @property
+    def tree(self) -> tuple[int, int]:
+        """Hosts, and ranks of each, that a broadcast has to wait for."""
+        if not self.follows:
+            return self.hosts, self.per_host
+        hosts = min(self.hosts, FOLLOWING)
+        return hosts, min(self.per_host, FOLLOWING // hosts)
+
+    def down(self, size: float) -> float:
+        """A level between hosts of a broadcast."""
+        hosts, _ = self.tree
+        trips = protocol_of(self.software.backend).down(hosts)
+        return self.far(size, trips / levels(hosts)) if trips else 0.0
+
+    @property
+    def hops(self) -> int:
+        """How many follow each other."""
+        hosts, per_host = self.tree
+        return self.software.hops(hosts * per_host if self.software.collective == "broadcast" else self.ranks)
+
+    def trips(self, size: float) -> float:
+        """Packets of a collective of which each has to arrive before the next one is sent."""
+        protocol = protocol_of(self.software.backend)
+        if self.software.collective == "broadcast":
+            hosts, per_host = self.tree
+            return protocol.down(hosts * per_host)
+        return protocol.around(self.software.collective, self.ranks, size, self.number)
 
 
 def ring(cluster: Cluster, size: float) -> Cost:
     """All ranks send at the same time, so the slowest link sets the pace."""
     hops, part = cluster.software.hops(cluster.ranks), size / cluster.ranks
     paces = [cluster.near(part)] if cluster.per_host > 1 else []
-    paces += [cluster.far(part)] if cluster.hosts > 1 else []
-    return Cost(hops * max(paces, default=0.0), hops * cluster.software.moving(part))
+    paces += [cluster.around(size)] if cluster.hosts > 1 else []
+    return Cost(hops * max(paces, default=0.0) + cluster.once, hops * cluster.software.moving(part))
 
 
 def tree(cluster: Cluster, size: float) -> Cost:
     within, between = levels(cluster.per_host), levels(cluster.hosts)
     seconds = 2 * (within * cluster.near(size) + between * cluster.far(size))
-    return Cost(seconds, 2 * (within + between) * cluster.software.moving(size))
+    return Cost(seconds + cluster.once, 2 * (within + between) * cluster.software.moving(size))
 
 
 def hierarchical(cluster: Cluster, size: float) -> Cost:
     within, hops, part = levels(cluster.per_host), 2 * (cluster.hosts - 1), size / cluster.hosts
     moving = cluster.software.moving
     seconds = 2 * within * cluster.near(size) + hops * cluster.far(part)
-    return Cost(seconds, 2 * within * moving(size) + hops * moving(part))
+    return Cost(seconds + cluster.once, 2 * within * moving(size) + hops * moving(part))
 
 
 def broadcast(cluster: Cluster, size: float) -> Cost:
-    within, between = levels(cluster.per_host), levels(cluster.hosts)
-    seconds = within * cluster.near(size) + between * cluster.far(size)
-    return Cost(seconds, (within + between) * cluster.software.moving(size))
+    between, within = map(levels, cluster.tree)
+    seconds = within * cluster.near(size) + between * cluster.down(size)
+    return Cost(seconds + cluster.once, (within + between) * cluster.software.moving(size))
 
 
 def least_seconds(size: float, hosts: int, link: Link) -> float:
@@ -173,7 +219,9 @@ def levels(count: int) -> int:
 
 def cost_of(cluster: Cluster, algorithm: str, size: float) -> Cost:
     """What the cluster's collective takes; of several algorithms, the fastest."""
-    if cluster.ranks == 1:
+    if (
+        cluster.ranks == 1 or size == 0
+    ):  # PowerSGD sends what stays whole even where that is nothing, and gloo returns at once
         return Cost(0.0, 0.0)
     costs = {"ring": ring, "tree": tree, "hierarchical": hierarchical, "broadcast": broadcast}
     cost = min(costs[name](cluster, size) for name in algorithms(cluster, algorithm))

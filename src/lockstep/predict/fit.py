@@ -16,11 +16,12 @@ from lockstep.plugins import source_digest
 from lockstep.predict.compute import Compute
 from lockstep.predict.exchange import Software
 from lockstep.predict.messages import Gradient, Norm
+from lockstep.predict.waiting import Noise
 from lockstep.recipe import Recipe
 from lockstep.run import read_json, write_atomic
 from lockstep.task import own_functions
 
-FORMAT = 3
+FORMAT = 4
 # The keys that a step's time depends on. Seeds, learning rates and numbers of epochs do not change it.
 _RECIPE = (
     "model",
@@ -71,10 +72,8 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     software: list[Software]
     crowding_s: float = 0.0
     """What a hop within a host takes longer if two ranks share each of its cores: whoever is needed next has to get one first."""
-    noise: list[float]
-    """Deviations of single steps from their mean, as shares, of ranks that wait for nobody: what each has by itself."""
-    common: list[float] = []
-    """What all ranks of the host have together."""
+    noise: Noise
+    """Deviations of single steps of ranks that wait for nobody."""
     cores_had: float | None = None
     """The share of its cores that the fit had (machine/starving.py)."""
 

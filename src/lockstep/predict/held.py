@@ -20,6 +20,13 @@ class Held(NamedTuple):
     def emulated(self) -> bool:
         return any(word.startswith("hosts=emulated") for word in self.words)
 
+    @property
+    def ranks(self) -> int:
+        return self.number("ranks")
+
+    def number(self, key: str) -> int:
+        return next(int(word.partition("=")[2]) for word in self.words if word.startswith(f"{key}="))
+
 
 class Group(NamedTuple):
     """Placements that take their windows in the same rounds as what they are predicted from."""
@@ -122,33 +129,55 @@ GROUPS = (
         (*MNIST, "backend=gloo", "strategy=fsdp"),
         (
             Held("strategy", _ranks(2, 96)),
+            Held("strategy", _ranks(4, 96)),
             Held("strategy", _link(2, "100mbit,5ms", 96)),
             Held("strategy", _link(4, "1gbit,1ms", 128)),
+            Held("strategy", _link(8, "1gbit,1ms", 128)),
         ),
     ),
     Group(
         "mnist-convnet, synchronised batch norm",
         (*MNIST, "backend=gloo", "regularize.batch_norm=synchronised"),
-        (Held("strategy", _ranks(2, 96)), Held("strategy", _link(4, "1gbit,1ms", 128))),
+        (
+            Held("strategy", _ranks(2, 96)),
+            Held("strategy", _ranks(3, 96)),
+            Held("strategy", _link(4, "1gbit,1ms", 128)),
+            Held("strategy", _link(6, "1gbit,1ms", 96)),
+        ),
     ),
     Group(
         "transformer, zero",
         (*TRANSFORMER, "backend=gloo", "zero=true"),
-        (Held("strategy", _ranks(2, 48)), Held("strategy", _link(4, "1gbit,1ms", 96))),
+        (
+            Held("strategy", _ranks(2, 48)),
+            Held("strategy", _ranks(4, 96)),
+            Held("strategy", _link(4, "1gbit,1ms", 96)),
+            Held("strategy", _link(6, "1gbit,1ms", 96)),
+        ),
     ),
     Group(
         "transformer, powersgd",
         (*TRANSFORMER, "backend=gloo", "ddp.hook=powersgd"),
-        (Held("strategy", _ranks(2, 48)), Held("strategy", _link(2, "100mbit,2ms", 48))),
+        (
+            Held("strategy", _ranks(2, 48)),
+            Held("strategy", _ranks(4, 96)),
+            Held("strategy", _link(2, "100mbit,2ms", 48)),
+            Held("strategy", _link(4, "1gbit,1ms", 96)),
+        ),
     ),
     Group(
         "transformer, bf16",
         (*TRANSFORMER, "backend=gloo", "ddp.hook=bf16"),
-        (Held("strategy", _ranks(2, 48)), Held("strategy", _link(2, "100mbit,2ms", 48))),
+        (
+            Held("strategy", _ranks(2, 48)),
+            Held("strategy", _ranks(3, 96)),
+            Held("strategy", _link(2, "100mbit,2ms", 48)),
+            Held("strategy", _link(8, "1gbit,1ms", 128)),
+        ),
     ),
 )
 # A batch that was fitted, so that only the path between the hosts is unknown; a small one, so that it is visible.
-NEXT_TO_NO_LINK = _link(2, "0.1ms", 8)
+NEXT_TO_NO_LINK = {hosts: _link(hosts, "0.1ms", 4 * hosts) for hosts in (2, 4)}
 # Twice as many ranks as cores, with few samples: what the exchange takes longer where ranks take turns on the cores.
 CROWDED_SAMPLES = 6
 QUICK = (Group(GROUPS[0].name, GROUPS[0].fit, tuple(GROUPS[0].held[index] for index in (0, 2, 4))),)

@@ -28,7 +28,7 @@ from lockstep.predict.compute import Compute, Point
 from lockstep.predict.exchange import Software
 from lockstep.predict.fit import Fit, Measured
 from lockstep.predict.messages import Message, messages
-from lockstep.predict.waiting import apart
+from lockstep.predict.waiting import Noise, noise_of
 from lockstep.recipe import EarlyStopping, Recipe
 from lockstep.run import Probe, Run
 from lockstep.shapes import Spent
@@ -99,8 +99,7 @@ class Seen(NamedTuple):
     """What a probe has measured."""
 
     ways: dict[str, Way]
-    noise: list[float]
-    common: list[float]
+    noise: Noise
     spent: Spent | None = None
 
 
@@ -108,15 +107,14 @@ def look(run: Run, ways: dict[str, Way]) -> Seen:
     """Read all that a fit needs of a probe's folder, before it goes."""
     if not ways:
         raise RunFailed("predict: the probe measured nothing")
-    return Seen(ways, *_noise(run, ways["apart" if "apart" in ways else "plain"]), spent_in(run.folder))
+    return Seen(ways, _noise(run, ways["apart" if "apart" in ways else "plain"]), spent_in(run.folder))
 
 
 def together(starts: Sequence[Seen]) -> Seen:
     """What several starts of a probe have measured: one differs from another for its whole life."""
-    noise = [value for seen in starts for value in seen.noise]
-    common = [value for seen in starts for value in seen.common]
+    noise = noise_of(np.concatenate([np.array(seen.noise) for seen in starts], axis=1), MOST_NOISE)
     spent = starving.total(seen.spent for seen in starts if seen.spent)
-    return Seen(pooled([seen.ways for seen in starts]), _thinned(noise), _thinned(common), spent)
+    return Seen(pooled([seen.ways for seen in starts]), noise, spent)
 
 
 def fit_of(wanted: Wanted, seen: Seen, software: list[Software], began: float) -> Fit:
@@ -135,7 +133,6 @@ def fit_of(wanted: Wanted, seen: Seen, software: list[Software], began: float) -
         updates=wanted.layers.updates,
         software=software,
         noise=seen.noise,
-        common=seen.common,
         cores_had=starving.had(seen.spent),
     )
 
@@ -206,20 +203,15 @@ def _difference(one: Way, other: Way) -> tuple[float, float]:
     return median, max(SHORTEST_S, 1.25 * deviation / len(found) ** 0.5)
 
 
-def _noise(run: Run, way: Way) -> tuple[list[float], list[float]]:
-    """Deviations of single steps from the mean of their round, as shares: what each rank has by itself, and what all have together."""
+def _noise(run: Run, way: Way) -> Noise:
+    """Deviations of single steps from the mean of their round, as shares."""
     found = []
     taken = way.steps * len(way.rounds)
     for rank in range(way.ranks):
         steps = read_steps(run.rank_folder(rank) / f"way-{way.name}.bin")["total_ns"][-taken:]
         rounds = steps.reshape(len(way.rounds), way.steps).astype(float)
         found.append((rounds / rounds.mean(axis=1, keepdims=True) - 1).ravel())
-    own, common = apart(np.array(found))
-    return _thinned(own.ravel().tolist()), _thinned(common.tolist()) if common.any() else []
-
-
-def _thinned(values: list[float]) -> list[float]:
-    return [round(value, 5) for value in values[:: -(-len(values) // MOST_NOISE) or 1]]
+    return noise_of(np.array(found), MOST_NOISE)
 
 
 def exchange(placement: Placement, sent: Sequence[Message], folder: Path, tell: Tell, anew: bool) -> list[Software]:

@@ -8,7 +8,8 @@ import msgspec
 
 from lockstep.errors import InputError
 from lockstep.placement import DEFAULT_BUCKET_MB, FIRST_BUCKET_BYTES, Placement
-from lockstep.predict.exchange import PROTOCOLS, SENDS_AT_ONCE, Cost
+from lockstep.predict.exchange import Cost
+from lockstep.predict.protocol import protocol_of
 
 MIB = 1 << 20
 KNOWN = ("ddp", "flat", "naive", "fsdp", "local-sgd", "diloco")
@@ -47,12 +48,16 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     ready: float
     """The share of the last backward pass after which it can start. What computing waits for before that is at 0: where does not matter."""
     collective: str = "all_reduce"
+    number: int = 4
+    """Bytes of one of its numbers."""
     waits: bool = False
     """Whether computing stops until it is there."""
     after_others: bool = False
     """Whether computing stops until those before it are there."""
     beside: int = 1
     """How many like it are under way at a time, each in a direction of its own."""
+    follows: bool = False
+    """Whether as many are under way already."""
 
 
 def check_known(placement: Placement, synchronised: bool = False) -> None:
@@ -88,8 +93,10 @@ def messages(
         # Each owner sends the weights that it has updated. Owners are chosen so that they have about as much.
         owners = min(placement.ranks, len(gradients))
         part = sum(gradient.bytes for gradient in gradients) / owners
-        beside = min(owners, PROTOCOLS.get(placement.backend, SENDS_AT_ONCE).at_once)
-        found += [Message(bytes=part, ready=1.0, collective="broadcast", beside=beside)] * owners
+        beside = min(owners, protocol_of(placement.backend).at_once)
+        one = Message(bytes=part, ready=1.0, collective="broadcast", beside=beside)
+        follower = msgspec.structs.replace(one, follows=beside > 1)
+        found += [one] * beside + [follower] * (owners - beside)
     return found
 
 
@@ -111,8 +118,9 @@ def _of_strategy(placement: Placement, gradients: Sequence[Gradient], passes: in
                 for number, size in enumerate(low_rank(inside, placement.ddp.powersgd_rank)):
                     yield Message(bytes=size, ready=ready, after_others=number == 0)
             else:
-                size = sum(gradient.bytes for gradient in inside) / (2 if hook in ("fp16", "bf16") else 1)
-                yield Message(bytes=size, ready=ready)
+                half = hook in ("fp16", "bf16")
+                size = sum(gradient.bytes for gradient in inside) / (2 if half else 1)
+                yield Message(bytes=size, ready=ready, number=2 if half else 4)
 
 
 def _of_units(gradients: Sequence[Gradient], ranks: int, passes: int) -> Iterator[Message]:
@@ -134,8 +142,8 @@ def _of_units(gradients: Sequence[Gradient], ranks: int, passes: int) -> Iterato
 def _of_norms(norms: Sequence[Norm], passes: int) -> Iterator[Message]:
     """Sums and sums of squares, and the count, in every forward; two sums in every backward."""
     for norm in norms:
-        forward = Message(bytes=(2 * norm.channels + 1) * DOUBLE, ready=0.0, waits=True)
-        backward = Message(bytes=2 * norm.channels * DOUBLE, ready=0.0, waits=True)
+        forward = Message(bytes=(2 * norm.channels + 1) * DOUBLE, ready=0.0, number=DOUBLE, waits=True)
+        backward = Message(bytes=2 * norm.channels * DOUBLE, ready=0.0, number=DOUBLE, waits=True)
         yield from [forward] * passes
         yield from [backward] * (passes - 1)
         yield msgspec.structs.replace(backward, ready=norm.ready)

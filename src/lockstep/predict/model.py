@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from lockstep.launch.emulated.link import Link
 from lockstep.placement import Placement
 from lockstep.predict.compute import at
-from lockstep.predict.exchange import NO_LINK, Cluster, Cost, cost_of
+from lockstep.predict.exchange import NO_DETOUR, NO_LINK, Between, Cluster, Cost, Detour, cost_of
 from lockstep.predict.fit import Fit
 from lockstep.predict.messages import ROUNDS, Message, exposed, messages
 from lockstep.predict.waiting import slowest
@@ -32,12 +33,11 @@ class Case:
     per_host: int = 1
     sharing: int | None = None
     """Ranks that share one machine's cores, if these are not the ranks of one host: emulated hosts share all cores."""
-    link: Link = NO_LINK
+    link: Link | Between = NO_LINK
     algorithm: str = "auto"
     every: int | None = None
     """Ranks train alone and average their weights every N steps."""
-    detour_s: float = 0.0
-    """See `Cluster`."""
+    detour: Detour = NO_DETOUR
 
     @property
     def ranks(self) -> int:
@@ -89,7 +89,7 @@ def bare(fit: Fit, case: Case) -> Step:
         wrapper = parts.wrapper + divided(fit, case)
         alone = Step(parts.compute, wrapper, parts.contention, exposed(sent(fit, case), parts.backward, cost))
     # Emulated hosts are one machine, whose disturbances all of them have in common.
-    late = slowest(fit.noise, case.ranks, every or 1, fit.common, case.sharing or case.per_host)
+    late = slowest(fit.noise, case.ranks, every or 1, case.sharing or case.per_host)
     waiting = (alone.seconds - alone.exchange) * late
     return replace(alone, waiting=waiting)
 
@@ -118,23 +118,41 @@ def costs(fit: Fit, case: Case) -> Callable[[Message], Cost]:
     clusters = {name: cluster(fit, case, name) for name in {message.collective for message in sent(fit, case)}}
 
     def cost(message: Message) -> Cost:
-        found = cost_of(clusters[message.collective], case.algorithm, message.bytes)
+        found = cost_of(carrying(clusters[message.collective], message), case.algorithm, message.bytes)
         return found._replace(seconds=found.seconds / message.beside)
 
     return cost
 
 
-def hops(fit: Fit, case: Case) -> float:
-    """Of all messages of a step, one after the other."""
-    return sum(fit.software_for(case.ranks, one.collective).hops(case.ranks) / one.beside for one in sent(fit, case))
+class Path(NamedTuple):
+    """What all messages of a step go through, one after the other."""
+
+    messages: float
+    hops: float
+    trips: float
+
+
+def path(fit: Fit, case: Case) -> Path:
+    every = [(one, carrying(cluster(fit, case, one.collective), one)) for one in sent(fit, case) if one.bytes]
+    return Path(
+        sum(1 / one.beside for one, _ in every),
+        sum(over.hops / one.beside for one, over in every),
+        sum(over.trips(one.bytes) / one.beside for one, over in every),
+    )
 
 
 def cluster(fit: Fit, case: Case, collective: str) -> Cluster:
-    # Whoever is needed next waits for the others on its core. It was measured with two ranks on each.
-    on_a_core = math.ceil(case.per_host * (fit.placement.threads or 1) / fit.cores)
-    crowded = fit.crowding_s * on_a_core / 2 if on_a_core > 1 else 0.0
+    # Whoever is needed next waits for the others on its core. It was measured with two ranks on each: one other.
+    others = math.ceil(case.per_host * (fit.placement.threads or 1) / fit.cores) - 1
     software = fit.software_for(case.ranks, collective)
-    return Cluster(case.hosts, case.per_host, case.link, software, fit.spare, case.detour_s, crowded)
+    return Cluster(
+        case.hosts, case.per_host, case.link, software, fit.spare, case.detour, crowding_s=fit.crowding_s * others
+    )
+
+
+def carrying(cluster: Cluster, message: Message) -> Cluster:
+    """The same for what a message is like."""
+    return replace(cluster, number=message.number, follows=message.follows)
 
 
 def rounds(fit: Fit, case: Case) -> int | None:

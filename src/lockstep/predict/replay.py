@@ -1,6 +1,7 @@
 """A step replayed event by event: every rank computes in its own time, every message goes hop by hop over the links.
 
-The events of all ranks at one hop are one numpy vector, so ten thousand ranks take seconds. Without noise it gives what the closed form
+The events of all ranks at one level of a tree are one numpy vector, and a ring goes around in one go (ring.py), so ten thousand ranks take
+seconds. Without noise it gives what the closed form
 (model.py) gives; with it, it shows what the closed form only estimates: how delays of single ranks travel around a ring, and what one
 straggler costs.
 """
@@ -10,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from lockstep.predict.exchange import Cluster, algorithms, cost_of
 from lockstep.predict.fit import Fit
 from lockstep.predict.messages import Message
-from lockstep.predict.model import Case, beyond, cluster, divided, rounds, sent
+from lockstep.predict.model import Case, beyond, carrying, cluster, divided, rounds, sent
+from lockstep.predict.ring import Times, around
+from lockstep.predict.waiting import Noise, late
 
-Times = np.ndarray[Any, Any]
 Exchange = Callable[[Times, Message], Times]
 
 
@@ -86,26 +87,23 @@ def script_of(fit: Fit, case: Case) -> Script:
 def replay(
     script: Script,
     steps: int,
-    noise: Sequence[float] = (),
-    common: Sequence[float] = (),
+    noise: Noise = (),
     slow: tuple[int, float] | None = None,
     seed: int = 0,
     keep: bool = False,
 ) -> Replay:
-    """`noise`: deviations from which every rank's step is drawn, `common`: those of every host's. `slow`: a rank and its slow-down factor. `keep`: keep the timeline."""
+    """`noise`: deviations from which every host's steps are drawn. `slow`: a rank and its slow-down factor. `keep`: keep the timeline."""
     ranks = script.ranks
     chance = np.random.default_rng(seed)
     factors = np.ones(ranks)
     if slow:
         factors[slow[0]] = slow[1]
-    drawn, alike = (np.asarray(values, dtype=float) if len(values) else np.zeros(1) for values in (noise, common))
+    hosts = ranks // script.late_together
     exchange = exchange_of(script)
     now, stood = np.zeros(ranks), 0.0
     timeline = []
     for number in range(1, steps + 1):
-        late = drawn[chance.integers(len(drawn), size=ranks)]
-        late += np.repeat(alike[chance.integers(len(alike), size=ranks // script.late_together)], script.late_together)
-        pace = factors * (1 + late)
+        pace = factors * (1 + late(noise).drawn(hosts, script.late_together, chance)) if noise else factors
         began, turned = now, now + script.before * pace
         computed = turned + script.backward * pace
         now = computed
@@ -128,8 +126,6 @@ def _exchange(script: Script, exchange: Exchange, turned: Times, computed: Times
         start = np.maximum(end, ready)
         stood += float((start.max() - start).mean())
         end = exchange(start, message)
-        if message.beside > 1:
-            end = start.max() + (end - start.max()) / message.beside
         if message.waits:
             paused = paused + (end - ready)
         else:
@@ -146,25 +142,27 @@ def exchange_of(script: Script) -> Exchange:
         whole = sum(message.bytes for message in script.messages if message.collective == collective)
         choice = algorithms(one, script.algorithm)
         chosen[collective] = ways[min(choice, key=partial(cost_of, one, size=whole))]
-    return lambda start, message: chosen[message.collective](script.clusters[message.collective], start, message.bytes)
+
+    def exchange(start: Times, message: Message) -> Times:
+        if not message.bytes:
+            return start
+        over = carrying(script.clusters[message.collective], message)
+        if message.beside > 1:  # several are under way: all ranks are done with it at about the same time
+            return np.full_like(
+                start, start.max() + cost_of(over, script.algorithm, message.bytes).seconds / message.beside
+            )
+        return chosen[message.collective](over, start, message.bytes) + over.once
+
+    return exchange
 
 
 def _ring(cluster: Cluster, start: Times, size: float) -> Times:
     ranks, part = cluster.ranks, size / cluster.ranks
     # The first rank of a host gets its part from another host.
     first = np.arange(ranks) % cluster.per_host == 0
-    hop = np.where(first & (cluster.hosts > 1), cluster.far(part), cluster.near(part))
-    return _around(start, hop, cluster.software.hops(ranks))
-
-
-def _around(start: Times, hop: Times, hops: int) -> Times:
-    """Each rank sends its part to the next once both are ready; all ranks at once, `hops` times."""
-    now, before = start.copy(), np.empty_like(start)
-    for _ in range(hops):
-        before[1:], before[0] = now[:-1], now[-1]
-        np.maximum(now, before, out=now)
-        now += hop
-    return now
+    far = cluster.around(size) if cluster.hosts > 1 else 0.0
+    hop = np.where(first & (cluster.hosts > 1), far, cluster.near(part))
+    return around(start, hop, cluster.software.hops(ranks))
 
 
 def _tree(cluster: Cluster, start: Times, size: float) -> Times:
@@ -215,7 +213,7 @@ def _down(start: Times, hop: float) -> Times:
 def _broadcast(cluster: Cluster, start: Times, size: float) -> Times:
     """From the first rank to one of every host, and on within each."""
     now = start.reshape(cluster.hosts, cluster.per_host).copy()
-    now[:, 0] = _down(now[:, :1].T, cluster.far(size))[0]
+    now[:, 0] = _down(now[:, :1].T, cluster.down(size))[0]
     return _down(now, cluster.near(size)).reshape(start.shape)
 
 
@@ -225,5 +223,5 @@ def _hierarchical(cluster: Cluster, start: Times, size: float) -> Times:
     return _up_and_down(
         start.reshape(hosts, cluster.per_host),
         lambda low, high: np.full(len(low), near),
-        lambda leaders: _around(leaders, hop, 2 * (hosts - 1)) if hosts > 1 else leaders,
+        lambda leaders: around(leaders, hop, 2 * (hosts - 1)) if hosts > 1 else leaders,
     ).reshape(start.shape)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from lockstep.errors import InputError
 from lockstep.launch.emulated.link import Link
-from lockstep.predict.exchange import NO_LINK, WITHIN_ONE_HOST
+from lockstep.predict.exchange import NO_LINK, WITHIN_ONE_HOST, Between
 from lockstep.predict.fit import Fit
 from lockstep.predict.model import Case, Step, predict
 from lockstep.units import counted, duration
@@ -28,7 +28,7 @@ class Ask:
     """The global batch, or with `weak` that of one rank."""
     weak: bool = False
     per_host: int = 1
-    link: Link = NO_LINK
+    link: Link | Between = NO_LINK
     algorithm: str = "auto"
     every: int | None = None
     micro_batch: int | None = None
@@ -224,7 +224,8 @@ def _less_exchange(fit: Fit, ask: Ask, case: Case, now: float) -> str:
     if case.hosts > 1:
         for name in ("tree", "hierarchical") if case.algorithm == "auto" else ():
             changed[f"an exchange by {name} (--algorithm {name})"] = replace(case, algorithm=name)
-        changed["a link without delay"] = replace(case, link=Link(rate=case.link.rate, delay_us=0))
+        if isinstance(case.link, Link):
+            changed["a link without delay"] = replace(case, link=Link(rate=case.link.rate, delay_us=0))
     tried = sorted((predict(fit, other).seconds, text) for text, other in changed.items())
     better = [f"{text} would make it {duration(seconds)}" for seconds, text in tried if seconds < 0.95 * now]
     if not better:

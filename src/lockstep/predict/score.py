@@ -59,7 +59,7 @@ def coverage(tried: Sequence[Tried], level: float) -> float | None:
     inside = []
     for each in tried:
         others = by_kind([other for other in tried if other.group != each.group])
-        found = interval(each.predicted, each.held.kind, ranks_of(each.held), others, level)
+        found = interval(each.predicted, each.held.kind, each.held.ranks, others, level)
         if found:
             inside.append(found.low <= each.measured <= found.high)
     return statistics.fmean(inside) if inside else None
@@ -89,7 +89,7 @@ def by_kind(tried: Sequence[Tried]) -> dict[str, dict[str, Any]]:
             "worst_error": max(map(abs, errors)),
             "mean_signed": statistics.fmean(errors),
             "spread": spread(errors, [each.error for each in tried], placements),
-            "most_ranks": max(ranks_of(each.held) for each in tried if each.held.kind == kind),
+            "most_ranks": max(each.held.ranks for each in tried if each.held.kind == kind),
         }
         for kind in kinds
         if (errors := [each.error for each in tried if each.held.kind == kind])
@@ -113,13 +113,5 @@ def sentence(found: dict[str, Any]) -> str:
     )
 
 
-def ranks_of(held: Held) -> int:
-    return _number(held, "ranks")
-
-
 def _batch(held: Held) -> int:
-    return _number(held, "global_batch")
-
-
-def _number(held: Held, key: str) -> int:
-    return next(int(word.partition("=")[2]) for word in held.words if word.startswith(f"{key}="))
+    return held.number("global_batch")

@@ -124,6 +124,10 @@ def _race_text(race: dict[str, Any]) -> str:
     return f"in turns, up to {counted(race['starts'], 'start')} of a cell, {counted(race['rounds'], 'round')}, {text(race['seconds'], 'seconds')}{over}"
 
 
+def _when(check: dict[str, Any]) -> str:
+    return "right before and after it" if check["beside"] else "in the race"
+
+
 def _left_out(check: dict[str, Any]) -> str:
     """Of trainings that had not had their cores."""
     return f"; {counted(check['starved'], 'more training')} without all of the cores" if check.get("starved") else ""
@@ -145,7 +149,7 @@ def _notes(subject: Subject) -> list[str]:
     found = [*document["fairness"], *document["stability"]["advice"]]
     if check := document.get("check"):
         found.append(
-            f"a whole training takes as long as its steps and evaluations in turns, within {check['median']:.1%} (median of "
+            f"a whole training takes as long as its steps and evaluations, as timed {_when(check)}, within {check['median']:.1%} (median of "
             f"{counted(check['n'], 'training')}, worst {check['worst']:.1%}){_left_out(check)}"
         )
     overhead = document.get("overhead")

@@ -15,7 +15,7 @@ from lockstep import shapes
 from lockstep.placement import ranks_per_host
 from lockstep.report.notebook import CellOutput, in_notebook
 from lockstep.report.terminal import console, note
-from lockstep.run import Run, Spec, read_json
+from lockstep.run import HANG, Run, Spec, read_json
 from lockstep.text import printable
 from lockstep.units import clock, counted
 from lockstep.ways import ROUND_FILE
@@ -86,7 +86,7 @@ class ProgressLine(StatusLine):
         self._label = f"{label}: " if label else ""
         self._epochs_shown = 0
         self._began: tuple[float, int] | None = None
-        self._told_cores = False
+        self._told_cores, self._told_hang = False, ""
 
     def __call__(self, run: Run, spec: Spec) -> None:
         if not self._told_cores:
@@ -95,6 +95,10 @@ class ProgressLine(StatusLine):
                 self.say(
                     f"{self._label}warning: other runs hold cores that this one needs, so its ranks are not pinned"
                 )
+        hang = (read_json(run.folder / HANG, shapes.Hang) or {}).get("text", "")
+        if hang != self._told_hang:
+            self._told_hang = hang
+            self.say(f"{self._label}warning: {hang}")
         epochs = run.epochs()
         for record in epochs[self._epochs_shown :]:
             where = f"{self._label}epoch {record['epoch']}{_of(spec.recipe.epochs, spec)}"

@@ -47,6 +47,7 @@ _ALWAYS = (
     "backend",
     "strategy",
 )
+MOST_COLUMNS = 8
 
 
 def settings(subject: Subject) -> tuple[Table | None, Table]:
@@ -57,13 +58,15 @@ def settings(subject: Subject) -> tuple[Table | None, Table]:
     differing = [key for key in keys if key != "seed" and len({_word(cell.get(key)) for cell in cells.values()}) > 1]
     usual, first = dotted(Recipe(), Placement()), next(iter(cells.values()), {})
     shared = [key for key in first if key not in differing and (key in _ALWAYS or first[key] != usual.get(key))]
-    differ = Table(
-        id="settings",
-        title="What differs between the cells",
-        says="",
-        columns=["setting", "of", *cells],
-        rows=[_row(key, [cell.get(key) for cell in cells.values()]) for key in differing],
-    )
+    columns = ["setting", "of", *cells]
+    rows = [_row(key, [cell.get(key) for cell in cells.values()]) for key in differing]
+    if len(cells) > MOST_COLUMNS:  # more cells than a screen is wide: a row for each
+        columns = ["cell", *differing]
+        rows = [
+            [Cell(text=text) for text in (name, *(_word(cell.get(key)) for key in differing))]
+            for name, cell in cells.items()
+        ]
+    differ = Table(id="settings", title="What differs between the cells", says="", columns=columns, rows=rows)
     same = Table(
         id="settings-shared",
         title="What all cells share" if len(cells) > 1 else "Settings",

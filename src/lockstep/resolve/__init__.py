@@ -16,7 +16,7 @@ from lockstep.machine import facts
 from lockstep.machine.cores import cores
 from lockstep.machine.cuda import cuda_present
 from lockstep.machine.formats import cap_line, precision_line
-from lockstep.placement import FIRST_BUCKET_BYTES, LAUNCHERS, STRATEGIES, Ddp, Placement, ranks_per_host
+from lockstep.placement import FIRST_BUCKET_BYTES, LAUNCHERS, STRATEGIES, Ddp, Placement, elsewhere, ranks_per_host
 from lockstep.recipe import Recipe
 from lockstep.resolve import checks
 from lockstep.resolve.backend import choose_backend
@@ -98,7 +98,7 @@ def _offered(recipe: Recipe, placement: Placement) -> Resolved:
 def choose_device(placement: Placement) -> Decision:
     if placement.device != "auto":
         return placement.device, ""
-    if placement.launcher == "slurm":
+    if elsewhere(placement):
         return "cpu", "what the cluster's nodes have is not known here"
     return ("cuda", "this machine has a usable GPU") if cuda_present() else ("cpu", "no usable CUDA on this machine")
 
@@ -144,7 +144,7 @@ def _threads(placement: Placement) -> Decision:
     # Emulated hosts share this machine's cores.
     sharing = placement.ranks if placement.emulated else ranks_per_host(placement)
     here, unit = cores(), "rank" if sharing == 1 else "ranks"
-    about = "of this machine, not of the cluster's nodes" if placement.launcher == "slurm" else "of this host"
+    about = "of this machine, not of the cluster's nodes" if elsewhere(placement) else "of this host"
     return max(1, here // sharing), f"{here} cores {about}, divided by {sharing} {unit}"
 
 
@@ -170,7 +170,7 @@ def _global_batch(recipe: Recipe, placement: Placement) -> Decision:
 
 def _number_formats(recipe: Recipe, placement: Placement) -> dict[str, str]:
     """What is known of the recipe's number format here, and which instructions the ranks have to do without."""
-    on_this_cpu = placement.device == "cpu" and placement.launcher != "slurm"
+    on_this_cpu = placement.device == "cpu" and not elsewhere(placement)
     cap = cap_line(facts.known()) if on_this_cpu else None
     found = {"instructions": cap} if cap else {}
     if recipe.precision != "fp32":

@@ -12,6 +12,7 @@ CANDIDATES = {
     "auto": ("gloo", "shm", "mpi"),
     "spawn": ("gloo", "shm"),
     "torchrun": ("gloo", "shm"),
+    "ray": ("gloo", "shm"),
     "mpirun": ("gloo", "shm", "mpi"),
 }
 

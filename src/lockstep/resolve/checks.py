@@ -8,7 +8,7 @@ from lockstep import offered
 from lockstep.errors import InputError
 from lockstep.machine import facts, formats
 from lockstep.machine.cuda import cuda_present
-from lockstep.placement import LAUNCHERS, STRATEGIES, Placement, one_command_per_host, split_address
+from lockstep.placement import LAUNCHERS, STRATEGIES, Placement, elsewhere, one_command_per_host, split_address
 from lockstep.recipe import Recipe
 
 
@@ -20,7 +20,7 @@ def check_hosts_divide(placement: Placement) -> None:
 
 def check_device(placement: Placement) -> None:
     # On a cluster the machine that submits need not be one that trains.
-    if placement.device == "cuda" and placement.launcher != "slurm" and not cuda_present():
+    if placement.device == "cuda" and not elsewhere(placement) and not cuda_present():
         raise InputError(
             "device=cuda, but this machine has no usable CUDA: choose device=cpu ('lockstep doctor' says more)"
         )
@@ -42,7 +42,7 @@ def check_together(recipe: Recipe, placement: Placement) -> None:
         # Its hooks come after compiling, and so the first steps would compile again.
         raise InputError("compile=true does not go with strategy=fsdp yet: leave compile out, or choose strategy=ddp")
     # On a cluster the machine that submits need not be one that trains: each node asks itself (worker.py).
-    if placement.device == "cpu" and placement.launcher != "slurm":
+    if placement.device == "cpu" and not elsewhere(placement):
         check_number_formats(recipe)
     if recipe.quantize != "off":
         _check_quantize(recipe, placement)
@@ -75,6 +75,8 @@ def _check_hosts(placement: Placement) -> None:
         raise InputError(
             f"launcher={launcher} stays on one host, not hosts={hosts}: choose launcher=torchrun or launcher=slurm"
         )
+    if launcher == "ray":
+        _check_ray(placement)
     if placement.max_restarts and launcher != "torchrun":
         raise InputError(f"max_restarts has no effect with launcher={launcher}: leave it out, or use launcher=torchrun")
     if one_command_per_host(placement) and rendezvous is None:
@@ -85,6 +87,16 @@ def _check_hosts(placement: Placement) -> None:
                 f"rendezvous has no effect with launcher={launcher}: leave it out, or use launcher=torchrun"
             )
         split_address(rendezvous)
+
+
+def _check_ray(placement: Placement) -> None:
+    address = placement.ray.address
+    if address is None and placement.hosts > 1:
+        raise InputError(f"launcher=ray hosts={placement.hosts} needs a Ray cluster: add ray.address=HOST:PORT")
+    if address not in (None, "auto"):
+        split_address(address, "ray.address", "10.0.0.1:6379")
+    if placement.device == "cuda":
+        raise InputError("launcher=ray trains on CPUs only: choose launcher=torchrun or launcher=slurm for device=cuda")
 
 
 def _check_backend(placement: Placement) -> None:

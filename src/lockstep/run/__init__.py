@@ -11,6 +11,7 @@
     checkpoints/        where asked for: the last ones and the best (training/checkpoint.py)
     ranks/0000/         of each rank: steps.bin (measure/records.py), epochs.jsonl, status.json, failure.json, log.txt
     tensorboard/        event files of each rank
+    hang.json           where ranks waited for one that did not come: who it was, and where (launch/hang.py)
     tags.json           where people gave it names (run/tags.py)
 
 Small JSON files are replaced atomically; appended records tolerate a cut last line. Everything downstream only reads.
@@ -25,6 +26,7 @@ from lockstep.run.folder import (
     CHECKPOINTS,
     DATA,
     DESK,
+    HANG,
     KERNELS,
     KERNELS_OF_RUN,
     MODEL_NOTES,
@@ -49,6 +51,7 @@ __all__ = [
     "DATA",
     "DESK",
     "ENDED",
+    "HANG",
     "KERNELS",
     "KERNELS_OF_RUN",
     "MODEL_NOTES",

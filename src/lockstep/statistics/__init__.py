@@ -4,7 +4,8 @@ Cells are compared pair by pair: trainings with one seed, or what was timed righ
 could as well be swapped: a paired permutation test on ranks, over all 2^n swaps, gives the exact p-value, whatever the
 noise looks like. It adds up ranks, not seconds, so one disturbed run cannot outweigh the others. The estimate that goes with it is the
 Hodges-Lehmann shift: the one that makes the rank sums of both sides equal. With few pairs no outcome of the test is rare enough for the level
-asked for, and Student's t takes its place: wide there, and safe for symmetric noise with heavy tails.
+asked for, and Student's t takes its place: wide there, and safe for symmetric noise with heavy tails. Two or three pairs of trainings are
+judged by what seeds change in all cells together (pooled.py).
 
 The comparisons of one metric are one family: Holm's procedure keeps the probability of any false verdict among them at 5 %. "The same" is an
 equivalence test (TOST): the whole interval lies within the equivalence margin. docs/studies.md has what this comes to in simulations.
@@ -30,6 +31,7 @@ from lockstep.statistics.comparisons import (
     compare_family,
 )
 from lockstep.statistics.intervals import Interval, median_interval, t_p, t_quantile
+from lockstep.statistics.pooled import Spread, pooled
 
 __all__ = [
     "ALPHA",
@@ -38,10 +40,12 @@ __all__ = [
     "WORDS",
     "Comparison",
     "Interval",
+    "Spread",
     "Verdict",
     "compare",
     "compare_family",
     "median_interval",
+    "pooled",
     "t_p",
     "t_quantile",
 ]

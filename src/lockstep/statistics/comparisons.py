@@ -12,6 +12,7 @@ from typing import Literal
 from lockstep.metrics import Kind
 from lockstep.statistics.intervals import t_p, t_quantile
 from lockstep.statistics.permutation import EXACT_UP_TO, permutation_interval, permutation_p, rank_differences
+from lockstep.statistics.pooled import Spread
 
 ALPHA = 0.05
 """The family-wise error rate: how often a family of comparisons in which nothing differs may have a verdict."""
@@ -23,6 +24,8 @@ MOST_PAIRS = 1000
 DRIFT_WINDOW = 5
 # A time that was not reached is longer than any other. On the scale of logs this is beyond every time; ranks do not care how far.
 NEVER = 1000.0
+# With fewer pairs than this, the spread of all cells counts beside that of the pairs themselves.
+ENOUGH_PAIRS = 4
 
 Values = Sequence[float]
 Verdict = Literal["faster", "slower", "better", "worse", "higher", "lower", "the same", "not significant", "too few"]
@@ -65,10 +68,15 @@ def compare(cell: Values, baseline: Values, kind: Kind) -> Comparison:
     return compare_family([(cell, baseline)], kind)[0]
 
 
-def compare_family(pairs: Sequence[tuple[Values, Values]], kind: Kind, alpha: float = ALPHA) -> list[Comparison]:
-    """All comparisons of one metric. Holm: the smallest p-value has to beat alpha / m, the next one alpha / (m - 1), and so on until one fails."""
+def compare_family(
+    pairs: Sequence[tuple[Values, Values]], kind: Kind, alpha: float = ALPHA, spread: Spread | None = None
+) -> list[Comparison]:
+    """All comparisons of one metric. Holm: the smallest p-value has to beat alpha / m, the next one alpha / (m - 1), and so on until one fails.
+
+    `spread`: of all cells together (pooled.py), on the scale of the comparison: what two or three pairs are judged by.
+    """
     size = sum(len(cell) > 1 for cell, _ in pairs)
-    tests = [_PairedTest(cell, baseline, kind, alpha / max(1, size)) for cell, baseline in pairs]
+    tests = [_PairedTest(cell, baseline, kind, alpha / max(1, size), spread) for cell, baseline in pairs]
     size = sum(test.n > 1 for test in tests)
     p_values = [test.p() if test.n > 1 else 1.0 for test in tests]
     share, failed, compared = alpha, False, 0
@@ -85,7 +93,7 @@ def compare_family(pairs: Sequence[tuple[Values, Values]], kind: Kind, alpha: fl
 class _PairedTest:
     """Two sides that were measured pair by pair, and the test that fits them: exact where there are enough pairs for the strictest level."""
 
-    def __init__(self, cell: Values, baseline: Values, kind: Kind, strictest: float) -> None:
+    def __init__(self, cell: Values, baseline: Values, kind: Kind, strictest: float, spread: Spread | None) -> None:
         self.n = len(cell)
         scaled = kind in ("time", "rate", "size")
         self.ratio = kind != "accuracy" and min([*cell, *baseline], default=0.0) > 0
@@ -108,26 +116,35 @@ class _PairedTest:
         levels = _running_median([(x + y) / 2 for x, y in zip(a, b, strict=True)], window)
         self.a = [value - level for value, level in zip(a, levels, strict=True)]
         self.b = [value - level for value, level in zip(b, levels, strict=True)]
+        few = 1 < self.n < ENOUGH_PAIRS and not self.exact
+        self.spread = spread if few and spread and spread.deviation and spread.degrees >= self.n else None
 
     def p(self) -> float:
         """The two-sided p-value of "nothing differs"."""
         if self.exact:
             return permutation_p(rank_differences(self.a, self.b, 0.0))
-        deviation = statistics.stdev(self.differences)
+        deviation, degrees = self._deviation()
         if deviation == 0:
             # Values on a grid (an accuracy over few samples) can agree by chance; t would be certain of it.
             return 0.5 ** (self.n - 1) if self.differences[0] else 1.0
-        return t_p(statistics.fmean(self.differences) / deviation * math.sqrt(self.n), self.n - 1)
+        return t_p(statistics.fmean(self.differences) / deviation * math.sqrt(self.n), degrees)
 
     def interval(self, alpha: float) -> tuple[float, float, float, str]:
         """The estimated shift, the confidence interval (all shifts that the test does not reject), and which test it was."""
         if self.exact:
             return *permutation_interval(self.a, self.b, alpha), "exact" if self.n <= EXACT_UP_TO else "normal"
-        mean, deviation = statistics.fmean(self.differences), statistics.stdev(self.differences)
+        mean, (deviation, degrees) = statistics.fmean(self.differences), self._deviation()
         if deviation == 0:
             return mean, min(0.0, mean), max(0.0, mean), "equal steps"
-        half = t_quantile(alpha, self.n - 1) * deviation / math.sqrt(self.n)
-        return mean, mean - half, mean + half, "t"
+        half = t_quantile(alpha, degrees) * deviation / math.sqrt(self.n)
+        return mean, mean - half, mean + half, "pooled t" if self.spread else "t"
+
+    def _deviation(self) -> tuple[float, int]:
+        """Of the differences, with its degrees of freedom. Pairs that differ by more than all cells do are believed, not the cells."""
+        own = statistics.stdev(self.differences)
+        if self.spread is None:
+            return own, self.n - 1
+        return max(own, self.spread.of_pairs), self.spread.degrees
 
 
 def _censored_difference(a: float, b: float) -> float:
@@ -153,7 +170,7 @@ def _comparison(test: _PairedTest, p: float, alpha: float, kind: Kind) -> Compar
     verdict = _verdict(low, high, test.margin, kind)
     more = None
     if verdict == "not significant":
-        more = more_pairs(test.n, shift, (high - low) / 2, test.margin, alpha)
+        more = more_pairs(test.n, shift, (high - low) / 2, test.margin, alpha) if test.spread is None else None
     return Comparison(test.n, back(shift), back(low), back(high), verdict, more, how, p, 1 - alpha)
 
 

@@ -1,4 +1,7 @@
-"""A study on a cluster: its runs are Slurm jobs, many at once, because each has its own nodes."""
+"""A study on a cluster: its runs are Slurm jobs, many at once, because each has its own nodes.
+
+Runs that ask for the same nodes and cores are tasks of one array: one entry in `squeue`, and one `scancel` ends them all.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,10 @@ import msgspec
 
 from lockstep.errors import InputError, RunCancelled, RunFailed
 from lockstep.launch.ending import signals_as_interrupt
+from lockstep.launch.hang import HangWatch
 from lockstep.launch.slurm import launcher as slurm
-from lockstep.launch.slurm.job import LEAVE_S, RECORD, end
+from lockstep.launch.slurm import script
+from lockstep.launch.slurm.job import LEAVE_S, RECORD, array_of, end
 from lockstep.launch.stall import Stalled, StallWatch
 from lockstep.run import DATA, ENDED, Run, Spec, read_json
 from lockstep.study.execute import begin, keep
@@ -35,6 +40,7 @@ class Job:
     number: str
     began: float
     stall: StallWatch
+    hang: HangWatch
     left_since: float | None = field(default=None)
 
 
@@ -47,9 +53,9 @@ def run_jobs(session: Session, items: list[Item]) -> None:
     with signals_as_interrupt():
         try:
             while waiting or under_way:
-                while waiting and len(under_way) < AT_ONCE:
-                    if job := _submit(session, waiting.pop(0), begun):
-                        under_way.append(job)
+                room = AT_ONCE - len(under_way)
+                under_way += _submit(session, waiting[:room], begun)
+                waiting = waiting[room:]
                 under_way = [job for job in under_way if not _ended(session, job)]
                 if under_way:
                     time.sleep(LOOK_S)
@@ -63,7 +69,7 @@ def run_jobs(session: Session, items: list[Item]) -> None:
 def _take_back(runs: list[Run]) -> None:
     """Found through their folders: the interrupt may have come after a job was submitted and before we noted it."""
     jobs = [str(record["job"]) for run in runs if (record := read_json(run.folder / RECORD))]
-    for job in jobs:
+    for job in dict.fromkeys(map(array_of, jobs)):
         slurm.cancel(job)
     for job in jobs:
         end(job)
@@ -79,24 +85,56 @@ def _adopt(session: Session, item: Item) -> Job | None:
         return None
     spec = run.spec()
     session.watcher.says(f"Slurm job {record['job']} of cell '{item.cell}' is still under way: it is waited for")
-    return Job(item, run, spec, str(record["job"]), float(record["submitted"]), StallWatch(run, spec))
+    return _job(item, run, spec, str(record["job"]), float(record["submitted"]))
 
 
-def _submit(session: Session, item: Item, begun: list[Run]) -> Job | None:
-    began = session.clock()
-    session.watcher.begins(session.step(item))
-    run, spec = begin(session, item)
-    begun.append(run)
-    run.write_status("starting", host=platform.node())
+def _job(item: Item, run: Run, spec: Spec, number: str, began: float) -> Job:
+    return Job(item, run, spec, number, began, StallWatch(run, spec), HangWatch(run, spec))
+
+
+@dataclass
+class Begun:
+    """A run whose folder is made, and which was not submitted yet."""
+
+    item: Item
+    run: Run
+    spec: Spec
+    began: float
+
+
+def _submit(session: Session, items: list[Item], begun: list[Run]) -> list[Job]:
+    """Make the folders of these runs, and hand them in: as one array those that ask for the same."""
+    batches: list[list[Begun]] = []
+    for item in items:
+        began = session.clock()
+        session.watcher.begins(session.step(item))
+        run, spec = begin(session, item)
+        begun.append(run)
+        run.write_status("starting", host=platform.node())
+        batch = next((each for each in batches if script.asked_alike(each[0].spec, spec)), None)
+        if batch is None:
+            batches.append(batch := [])
+        batch.append(Begun(item, run, spec, began))
+    return [job for batch in batches for job in _hand_in(session, batch)]
+
+
+def _hand_in(session: Session, batch: list[Begun]) -> list[Job]:
     try:
-        number = slurm.submit(run, spec)
+        if len(batch) == 1:
+            numbers = [slurm.submit(batch[0].run, batch[0].spec)]
+        else:
+            numbers = slurm.submit_array(session.folder.name, [(each.run, each.spec) for each in batch], AT_ONCE)
     except InputError as error:
-        run.write_final_status("failed", cause=str(error))
-        _keep(session, item, run, began, {"state": "failed", "cause": str(error)})
-        return None
-    if run.recorded_status()["state"] == "starting":
-        run.write_status("starting", host=platform.node(), job=number)
-    return Job(item, run, spec, number, began, StallWatch(run, spec))
+        for each in batch:
+            each.run.write_final_status("failed", cause=str(error))
+            _keep(session, each.item, each.run, each.began, {"state": "failed", "cause": str(error)})
+        return []
+    for each, number in zip(batch, numbers, strict=True):
+        if each.run.recorded_status()["state"] == "starting":
+            each.run.write_status("starting", host=platform.node(), job=number)
+    return [
+        _job(each.item, each.run, each.spec, number, each.began) for each, number in zip(batch, numbers, strict=True)
+    ]
 
 
 def _ended(session: Session, job: Job) -> bool:
@@ -111,9 +149,10 @@ def _ended(session: Session, job: Job) -> bool:
             slurm.conclude(job.run, job.number, state)
         elif state.name == "RUNNING":
             job.stall.check(now)
+            job.hang.check(now)
     except Stalled as stalled:
         end(job.number)
-        job.run.write_final_status("stalled", cause=stalled.cause, rank=stalled.rank, job=job.number)
+        job.run.write_final_status("stalled", cause=stalled.cause, job=job.number, **stalled.named)
         return _keep(
             session, job.item, job.run, job.began, {"state": "failed", "cause": f"run stalled: {stalled.cause}"}
         )

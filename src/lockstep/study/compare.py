@@ -10,11 +10,11 @@ from typing import Any
 
 from lockstep.errors import InputError
 from lockstep.machine import starving
-from lockstep.measure.view import RunView
 from lockstep.metrics import USUAL, Kind, common_target, fitting, metric_of
 from lockstep.run import Run
 from lockstep.statistics import ALPHA, WORDS, Comparison, Interval, median_interval
 from lockstep.study import effects, fairness, gather, stability
+from lockstep.study.check import check
 from lockstep.study.definition import Published, nearest
 from lockstep.study.folder import StudyFolder, overheads
 from lockstep.study.gather import Group
@@ -32,7 +32,12 @@ def study_document(folder: StudyFolder) -> Document:
     planned = folder.read()
     study, groups = planned.study, gather.of_study(folder, planned)
     document = table(groups, study.baseline, study.metrics, study.target_accuracy, LOOK_ALPHA)
-    document |= {"study": folder.name, "about": study.about, "race": _race(groups), "check": _check(groups)}
+    document |= {
+        "study": folder.name,
+        "about": study.about,
+        "race": _race(groups),
+        "check": check(groups, folder.records()),
+    }
     document["runs_planned"] = len(planned.expected(folder.started()))
     document["effects"] = effects.effects(study, groups, document["target_accuracy"])
     document["published"] = [_published(found, groups, document["target_accuracy"]) for found in study.published]
@@ -74,44 +79,6 @@ def _race(groups: Sequence[Group]) -> Document | None:
         "disturbed": state.disturbed,
         "failures": state.failures,
     }
-
-
-def _check(groups: Sequence[Group]) -> Document | None:
-    """How far whole trainings were from what their steps and evaluations come to: 0.02 where they took 2 % longer.
-
-    Those that had not had their cores say nothing of it.
-    """
-    off: list[Document] = []
-    shares: list[float] = []
-    starved = 0
-    for group in groups:
-        for each in group.done:
-            summary, time = each.summary, group.time
-            if not (each.own and time and time.evaluation is not None and summary.get("train_seconds")):
-                continue
-            images, epochs = float(summary.get("train_images") or 0), int(summary.get("epochs") or 0)
-            said = images * time.cost + epochs * time.evaluation
-            took = float(summary["train_seconds"]) + float(summary.get("eval_seconds") or 0.0)
-            if said and starving.starved(_cores_had(each.run)):
-                starved += 1
-            elif said:
-                shares.append(took / said - 1)
-                off.append({"cell": group.name, "run": each.run.id, "off": took / said - 1})
-    if not off:
-        return None
-    shares = [abs(share) for share in shares]
-    return {"n": len(off), "median": statistics.median(shares), "worst": max(shares), "runs": off, "starved": starved}
-
-
-def _cores_had(run: RunView) -> float | None:
-    """Of runs that did not count it yet, from how long their training threads could have run and had no processor."""
-    if run.cores_had is not None:
-        return run.cores_had
-    epochs = [
-        epoch for rank in range(run.ranks) for epoch in run.epochs(rank) if epoch.get("delayed_seconds") is not None
-    ]
-    seconds = sum(float(epoch["train_seconds"]) for epoch in epochs)
-    return 1 - sum(float(epoch["delayed_seconds"]) for epoch in epochs) / seconds if seconds else None
 
 
 def table(

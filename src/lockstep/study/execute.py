@@ -6,7 +6,7 @@ Stopped or killed at any moment, it goes on where it was.
 from __future__ import annotations
 
 import shutil
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from lockstep.launch import execute
 from lockstep.reading import Damaged, exists
 from lockstep.run import CHECKPOINTS, Options, Part, Run, Spec
 from lockstep.study import proof, racing, timing
+from lockstep.study.beside import CHECKED, Beside, beside
 from lockstep.study.folder import StudyFolder
 from lockstep.study.plan import Item, PlanChanged, Planned, apart, outcome, prepared
 from lockstep.study.session import GIVE_UP_AFTER, Session, Step, Watcher
@@ -169,10 +170,14 @@ def _one(session: Session, step: Step) -> None:
     record: dict[str, Any] = msgspec.to_builtins(item) | ({"resumed": True} if item.digest in session.cut else {})
     progress = session.watcher.begins(step)
     try:
-        run, spec = begin(session, item)
-        record["run"], ready = run.id, session.clock()
-        execute(run, spec, progress=progress)
-        record |= {"state": "done", **_overhead(run, began, ready, session.clock())}
+        with _checked(session, step) as parked:
+            began = session.clock()
+            run, spec = begin(session, item)
+            record["run"], ready = run.id, session.clock()
+            execute(run, spec, progress=progress)
+            record |= {"state": "done", **_overhead(run, began, ready, session.clock())}
+            if parked:
+                record["beside"] = parked.found()
         _forget_checkpoints(run, session.cut.pop(item.digest, None))
     except RunCancelled:
         session.folder.log(record | {"state": "cut", "began": began, "ended": session.clock()})
@@ -187,6 +192,14 @@ def _one(session: Session, step: Step) -> None:
         session.failed_in.add((item.cell, session.place(item)))
     record |= {"began": began, "ended": session.clock()}
     keep(session, step, record)
+
+
+def _checked(session: Session, step: Step) -> AbstractContextManager[Beside | None]:
+    """The first trainings check what the race says. One that goes on from a checkpoint was not made in one piece."""
+    checked = sum("beside" in record for record in session.folder.records())
+    if step.place not in session.costs or step.item.digest in session.cut or checked >= CHECKED:
+        return nullcontext()
+    return beside(session.planned.cell(step.place), session.folder.path / racing.STARTS, session.options)
 
 
 def _again(session: Session, item: Item, error: str, run: Run | None) -> None:

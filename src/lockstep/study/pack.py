@@ -127,7 +127,7 @@ def pack(
                         f"study '{folder.name}' has more than {LARGEST_CONTENT >> 30} GiB of records, the most that a "
                         "pack has: split the study"
                     )
-                archive.writestr(_entry(name), data)
+                archive.writestr(entry_of(name), data)
             progress(number, len(files))
         manifest = Manifest(
             lockstep=version_of("lockstep") or "unknown",
@@ -135,13 +135,13 @@ def pack(
             study=folder.name,
             members=members,
         )
-        archive.writestr(_entry(MANIFEST), msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+        archive.writestr(entry_of(MANIFEST), msgspec.json.format(msgspec.json.encode(manifest), indent=1))
     packed.members, packed.bytes = len(members), output.stat().st_size
     packed.runs = sum(member.name.count("/") == 2 and member.name.endswith("/run.json") for member in members)
     return packed
 
 
-def _entry(name: str) -> zipfile.ZipInfo:
+def entry_of(name: str) -> zipfile.ZipInfo:
     """Without a time, so that the same content gives the same bytes."""
     entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
     entry.compress_type, entry.create_system, entry.external_attr = zipfile.ZIP_DEFLATED, 3, 0o644 << 16

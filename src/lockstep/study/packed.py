@@ -12,8 +12,9 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol, TypeVar
 
 import msgspec
 
@@ -47,20 +48,39 @@ Files = dict[str, Member]
 """Members of one run or of the study, by their path within it."""
 
 
+class Listing(Protocol):
+    """The part of a manifest that every kind of pack has."""
+
+    @property
+    def members(self) -> list[Member]: ...
+
+
+L = TypeVar("L", bound=Listing)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a zip is said to be, and the command that writes such a one."""
+
+    noun: str
+    command: str
+
+
+STUDY_PACK = Kind("pack of a study", "lockstep study pack")
+
+
 @contextmanager
-def opened(file: Path) -> Iterator[zipfile.ZipFile]:
+def opened(file: Path, kind: Kind = STUDY_PACK) -> Iterator[zipfile.ZipFile]:
     """The zip, opened. Whatever is wrong with it is one line."""
     if not is_file(file):
-        raise InputError(
-            f"{file}: {'not a file' if exists(file) else 'no such file'}; 'lockstep study pack' writes one"
-        )
+        raise InputError(f"{file}: {'not a file' if exists(file) else 'no such file'}; '{kind.command}' writes one")
     try:
         content = file.open("rb")
     except OSError as error:
         raise InputError(f"{file}: {error.strerror}") from None
     try:
         with content:
-            _check_directory(content)
+            _check_directory(content, kind)
             with zipfile.ZipFile(content) as archive:
                 yield archive
     except InputError as error:
@@ -74,13 +94,13 @@ class Elsewhere(InputError):
     """The pack is sound, and something else is in the way."""
 
 
-def _check_directory(content: IO[bytes]) -> None:
+def _check_directory(content: IO[bytes], kind: Kind) -> None:
     """Refuse a table of contents that is larger than that of any pack, before zipfile reads it into memory."""
     size = content.seek(0, os.SEEK_END)
     content.seek(max(0, size - 98))
     tail = content.read(98)
     if tail[-22:-18] != b"PK\5\6" or tail[-2:] != b"\0\0":
-        raise InputError("not a pack of a study, or cut off")
+        raise InputError(f"not a {kind.noun}, or cut off")
     length = int.from_bytes(tail[-10:-6], "little")
     if tail[-42:-38] == b"PK\6\7":  # zip64: the record before says it again, with more digits
         length = max(length, int.from_bytes(tail[-58:-50], "little"))
@@ -94,6 +114,13 @@ class _Version(msgspec.Struct):
 
 
 def manifest_of(archive: zipfile.ZipFile) -> Manifest:
+    """The manifest of a packed study."""
+    manifest = listing_of(archive, Manifest, STUDY_PACK)
+    check_name(f"{MANIFEST}, study ", manifest.study, "study")
+    return manifest
+
+
+def listing_of(archive: zipfile.ZipFile, shape: type[L], kind: Kind) -> L:
     """The manifest, if it agrees with the table of contents, and both keep to the limits."""
     entries = archive.infolist()
     if len(entries) > MOST_MEMBERS + 1:
@@ -104,15 +131,14 @@ def manifest_of(archive: zipfile.ZipFile) -> Manifest:
     if len(there) < len(entries):
         raise InputError("a file is in it twice")
     if MANIFEST not in there:
-        raise InputError(f"not a pack of a study: it has no {MANIFEST}")
+        raise InputError(f"not a {kind.noun}: it has no {MANIFEST}")
     with archive.open(there[MANIFEST]) as source:
         data = source.read(LARGEST_MANIFEST + 1)
     if len(data) > LARGEST_MANIFEST:
         raise InputError(f"{MANIFEST} is larger than that of any pack")
     if decode(data, _Version, MANIFEST).format > FORMAT:
         raise InputError("packed by a newer version of Lockstep: update Lockstep, then unpack it")
-    manifest = decode(data, Manifest, MANIFEST)
-    check_name(f"{MANIFEST}, study ", manifest.study, "study")
+    manifest = decode(data, shape, MANIFEST)
     if sorted([MANIFEST, *(member.name for member in manifest.members)]) != sorted(there):
         raise InputError(f"{MANIFEST} lists other files than there are")
     for member in manifest.members:
@@ -134,7 +160,7 @@ def _check_entry(entry: zipfile.ZipInfo) -> None:
         raise InputError(f"{shown(name)}: encrypted, or compressed in a way that packs do not use")
 
 
-def content_bytes(manifest: Manifest) -> int:
+def content_bytes(manifest: Listing) -> int:
     return sum(member.size for member in manifest.members)
 
 

@@ -20,7 +20,7 @@ import msgspec
 
 from lockstep.errors import InputError
 from lockstep.metrics import metric_of
-from lockstep.placement import Fsdp, Placement, changes_mathematics, one_command_per_host, unknown_mathematics
+from lockstep.placement import Fsdp, Placement, Ray, changes_mathematics, one_command_per_host, unknown_mathematics
 from lockstep.plan import Plan
 from lockstep.plugins import source_digest
 from lockstep.reading import exists
@@ -203,11 +203,12 @@ def _as_before(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def _placed_as_before(placement: dict[str, Any]) -> dict[str, Any]:
-    """A placement as it was written before FSDP had groups and DDP's auto: what ran then had all its parameters used."""
+    """A placement as it was written before FSDP had groups, DDP its auto, and Ray was there: what ran then had all its parameters used."""
     ddp = placement["ddp"]
     found = {**placement, "ddp": {**ddp, "find_unused_parameters": ddp["find_unused_parameters"] is True}}
-    if found["fsdp"] == msgspec.to_builtins(Fsdp()):
-        del found["fsdp"]
+    for key, usual in (("fsdp", Fsdp()), ("ray", Ray())):
+        if found[key] == msgspec.to_builtins(usual):
+            del found[key]
     # How a job gives way changes nothing that is measured of it.
     found["slurm"] = {key: value for key, value in found["slurm"].items() if key not in ("requeue", "grace")}
     return found

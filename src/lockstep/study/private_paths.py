@@ -42,23 +42,10 @@ class PrivatePaths:
     @classmethod
     def of(cls, study: StudyFolder, root: Path, runs: Iterable[Run]) -> PrivatePaths:
         """The paths of this user and those in the launch commands of runs, but for the texts of study.json."""
-        words: dict[str, str] = {}
-        for run in runs:
-            try:
-                command = run.spec().command
-            except Damaged:
-                continue
-            for argument in {argument for process in command for argument in process}:
-                if argument.endswith(f"/{run.id}"):
-                    words[argument.removesuffix(f"/{run.id}")] = "runs"
-                elif python := _PYTHON.fullmatch(argument):
-                    words[python[1]] = "env"
-        for place, word in ((home_path("~"), "~"), (root.absolute(), "runs")):
-            words |= {str(place): word, os.path.realpath(place): word}
         content = read_json(study.path / "study.json") or {}
         if isinstance(content.get("study"), dict):
             content["study"].pop("files", None)  # where recipe files were; they have been read
-        return cls(words, _texts(content))
+        return cls(paths_of(root, runs), _texts(content))
 
     def removed(self, name: str, data: bytes) -> bytes:
         """A file's contents without these paths; the same bytes where there is none."""
@@ -92,6 +79,24 @@ class PrivatePaths:
 
     def _short(self, text: str) -> str:
         return text if text in self._kept else self._pattern.sub(lambda found: self._words[found[0]], text)
+
+
+def paths_of(root: Path, runs: Iterable[Run]) -> dict[str, str]:
+    """The paths of this user, of a folder of runs and of their launch commands, each with the word that takes its place."""
+    words: dict[str, str] = {}
+    for run in runs:
+        try:
+            command = run.spec().command
+        except Damaged:
+            continue
+        for argument in {argument for process in command for argument in process}:
+            if argument.endswith(f"/{run.id}"):
+                words[argument.removesuffix(f"/{run.id}")] = "runs"
+            elif python := _PYTHON.fullmatch(argument):
+                words[python[1]] = "env"
+    for place, word in ((home_path("~"), "~"), (root.absolute(), "runs")):
+        words |= {str(place): word, os.path.realpath(place): word}
+    return words
 
 
 def _in_json(path: str) -> str:

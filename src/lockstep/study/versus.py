@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lockstep.metrics import Kind, metric_of
-from lockstep.statistics import ALPHA, MARGIN_RATIO, WORDS, Comparison, Verdict, compare_family
+from lockstep.statistics import ALPHA, MARGIN_RATIO, WORDS, Comparison, Spread, Verdict, compare_family, pooled
 from lockstep.study.gather import Group
 from lockstep.study.observed import images_of, observed
 from lockstep.study.plan import LOOKS
@@ -54,8 +54,9 @@ def versus_all(
             key = (_trainings(group), _trainings(base)) if figure.learned else (index,)
             family.setdefault(key, []).append(index)
     pairs = [_pairs(*sides[indices[0]], metric, target) for indices in family.values()]
+    spread = _seeds(sides, metric) if figure.learned else None
     for indices, pair, comparison in zip(
-        family.values(), pairs, compare_family(pairs, figure.kind, alpha), strict=True
+        family.values(), pairs, compare_family(pairs, figure.kind, alpha, spread), strict=True
     ):
         if (
             figure.kind == "measure" and min([*pair[0], *pair[1]], default=1.0) <= 0
@@ -72,6 +73,18 @@ def _counted(group: Group, base: Group) -> Comparison | None:
         return None
     ratio, kind = ours.pop() / theirs.pop(), metric_of(COUNTED).kind
     return Comparison(1, ratio, ratio, ratio, _by_interval(ratio, ratio, kind), None, "counted")
+
+
+def _seeds(sides: Sequence[tuple[Group, Group]], metric: str) -> Spread | None:
+    """What another seed changes, by all recipes of these comparisons: those that share their trainings are one."""
+    recipes = {_trainings(group): group for pair in sides for group in pair}
+    cells = [observed(group, metric, None) for group in recipes.values()]
+    if metric_of(metric).kind == "accuracy":
+        return pooled(cells)
+    # Compared by ratio, where values are above zero.
+    if not all(value > 0 for cell in cells for value in cell.values()):
+        return None
+    return pooled([{seed: math.log(value) for seed, value in cell.items()} for cell in cells])
 
 
 def _trainings(group: Group) -> tuple[str, ...]:

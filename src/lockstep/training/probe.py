@@ -17,6 +17,7 @@ import torch
 from lockstep import strategies
 from lockstep.backends import group
 from lockstep.backends.ranks import Rank
+from lockstep.lines import Line
 from lockstep.machine import starving
 from lockstep.machine.cores import cores
 from lockstep.machine.cpu import waited_seconds
@@ -27,7 +28,6 @@ from lockstep.run import Probe, Run, Spec, write_atomic
 from lockstep.shapes import Spent
 from lockstep.torch_private import default_store
 from lockstep.training.lanes import FEWEST_STEPS, MOST_STEPS, WARM_STEPS, Lane, Lanes
-from lockstep.training.turns import Line
 from lockstep.ways import FILE, MOST_ROUNDS, ROUND_FILE, Way
 
 SLICE_S = 0.1
@@ -86,7 +86,7 @@ def measure(run: Run, spec: Spec, rank: Rank, device: torch.device) -> None:
     count = _warm_up(lanes, rank, gate, probe.seconds)
     meter = starving.Meter(rank.is_first if spec.placement.emulated else rank.local_rank == 0)
     if spec.options.turns:
-        count = _when_asked(lanes, Line(run, rank), rank, gate)
+        count = _when_asked(lanes, Line(run, rank.rank), rank, gate)
     else:
         for number, order in enumerate(rounds(lanes.built, count), 1):
             if rank.is_first:

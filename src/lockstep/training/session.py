@@ -101,8 +101,12 @@ class Session(Member):
         self.consolidate()
         modes = {module: module.training for module in model.modules()}
         model.eval()
-        with torch.inference_mode():
-            yield model
+        self.recorder.alone = "evaluating"
+        try:
+            with torch.inference_mode():
+                yield model
+        finally:
+            self.recorder.alone = ""
         for module, training in modes.items():
             module.training = training
         self.strategy.resume_training()

@@ -1,28 +1,23 @@
 """The worker's side of turns (lockstep/turns/): a rank that takes steps when it is asked to, and is parked in between.
 
-Orders and answers are lines of JSON, through two named pipes in the rank's folder, or over TCP where the race has a desk (turns/lines.py). A
+Orders and answers are lines of JSON, through two named pipes in the rank's folder, or over TCP where the race has a desk (lockstep/lines.py). A
 rank that waits for an order waits in a read: it uses no processor, whatever its backend does while ranks wait for each other.
 """
 
 from __future__ import annotations
 
-import json
-import socket
 from collections.abc import Callable
 from time import perf_counter, process_time
-from typing import IO, Any, cast
 
 from lockstep.backends.group import reduce_max
-from lockstep.backends.ranks import Rank
+from lockstep.lines import Line
 from lockstep.machine.cpu import waited_seconds
 from lockstep.measure.memory import MemoryMeter, TensorMeter
 from lockstep.measure.recorder import Recorder
-from lockstep.run import ANSWERS, DESK, ORDERS, Run, read_json
 from lockstep.training.context import Context
 
 # Of an evaluation that takes longer than this a part is timed, so many batches of each rank.
 LONG_EVALUATION_S, EVALUATED_BATCHES = 1.0, 2
-CALL_S = 10.0
 
 
 class Parted(BaseException):
@@ -48,7 +43,7 @@ class Turns:
         self._counts = False
         self._tensors: TensorMeter | None = None
         self._memory = MemoryMeter(context.device)
-        self._line = Line(context.run, context.rank)
+        self._line = Line(context.run, context.rank.rank)
         self._lead = self._steps = self._samples = 0
         self._spent = [0.0, 0.0]
         self._since: list[float] | None = None
@@ -134,45 +129,6 @@ class Turns:
         evaluate(samples)
         self._recorder.clock.flush()
         return reduce_max([perf_counter() - begin])[0]
-
-
-class Line:
-    """A rank's end of the line to the race: orders come, and each gets an answer. Waiting for an order takes no processor."""
-
-    def __init__(self, run: Run, rank: Rank) -> None:
-        desk, folder = read_json(run.folder / DESK), run.rank_folder(rank.rank)
-        if desk:
-            self._orders, self._answers = _call(desk, rank.rank)
-        else:
-            self._orders = (folder / ORDERS).open("rb")
-            self._answers = (folder / ANSWERS).open("wb", buffering=0)
-
-    def order(self) -> dict[str, Any]:
-        """The next one; an empty one is the last."""
-        found: dict[str, Any] = json.loads(self._orders.readline() or "{}")
-        if not found:
-            self._orders.close()
-            self._answers.close()
-        return found
-
-    def answer(self, document: dict[str, Any]) -> None:
-        self._answers.write(json.dumps(document).encode() + b"\n")
-
-
-def _call(desk: dict[str, Any], rank: int) -> tuple[IO[bytes], IO[bytes]]:
-    """The race's desk, by the first of its addresses that answers."""
-    problem: OSError | None = None
-    for host in desk["hosts"]:
-        try:
-            line = socket.create_connection((host, desk["port"]), timeout=CALL_S)
-        except OSError as error:
-            problem = error
-            continue
-        line.settimeout(None)
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        line.sendall(json.dumps({"rank": rank, "password": desk["password"]}).encode() + b"\n")
-        return line.makefile("rb"), cast("IO[bytes]", line.makefile("wb", buffering=0))
-    raise ConnectionError(f"the race at {', '.join(desk['hosts'])} cannot be reached from here: {problem}")
 
 
 def _clocks() -> list[float]:

@@ -70,13 +70,7 @@ class Command:
 
     def end(self) -> None:
         if self._guard is not None:
-            self._guard.terminate()  # it ends all that it has started, frozen or not
-            try:
-                self._guard.wait(END_S)
-            except subprocess.TimeoutExpired:
-                self._send(signal.SIGKILL)
-                self._guard.kill()
-                self._guard.wait()
+            guard.end(self._guard, END_S)  # frozen processes, too
             self._guard = None
         if self._terminal >= 0:
             os.close(self._terminal)

@@ -59,16 +59,27 @@ def send(root: int, sign: signal.Signals) -> None:
         seen.update(new)
 
 
+def end(process: subprocess.Popen[bytes], limit_s: float) -> None:
+    """End a guard with all below it. One that has not done so within the limit is ended itself, after those below it: none of them is left."""
+    process.terminate()
+    try:
+        process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        send(process.pid, signal.SIGKILL)
+        process.kill()
+        process.wait()
+
+
 def main() -> None:
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
-    def end(number: int, frame: Any) -> None:
+    def leave(number: int, frame: Any) -> None:
         send(os.getpid(), signal.SIGKILL)
         os._exit(128 + number)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, end)
+        signal.signal(number, leave)
     die_with_parent(sign=signal.SIGTERM)
     try:
         program = subprocess.Popen(sys.argv[1:])

@@ -178,7 +178,8 @@ class Race:
         return LEAST_LONG_ROUNDS if self._round_s and min(self._round_s) > LONG_ROUND_S else LEAST_ROUNDS
 
     def _start(self, racing: Sequence[Contender]) -> None:
-        """All at once: most of a start is reading code, and cores would be idle otherwise."""
+        """All at once: most of a start is reading code, and cores would be idle otherwise. In a drawn order: who comes first finds other memory."""
+        racing = self._random.sample(racing, len(racing))
         for contender in racing:
             with self._losing(contender):
                 contender.start(self.starts + 1)

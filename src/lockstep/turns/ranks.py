@@ -17,13 +17,13 @@ import msgspec
 
 from lockstep.errors import InputError, LockstepError
 from lockstep.launch import execute, prepare
+from lockstep.lines import LOOK_S, Desk, Lines, Pipes
 from lockstep.measure.memory import available_bytes
 from lockstep.placement import Placement
 from lockstep.recipe import Recipe
 from lockstep.rounds import LINGER_S
 from lockstep.run import Options, Run, Spec
 from lockstep.turns.contender import ContenderFailed, Taken
-from lockstep.turns.lines import LOOK_S, Desk, Lines, Pipes
 from lockstep.units import counted
 
 # How long the ranks of a placement may take to start (many may start side by side), and a window beyond what slow steps take.
@@ -90,6 +90,8 @@ class Ranks:
         self._run, self._problem = run, None
         ranks, placement = spec.plan.ranks, spec.placement
         self._lingers = LINGER_S if (placement.threads or 1) > 1 else 0.0
+        if placement.launcher == "ray" and placement.ray.address is not None:
+            raise InputError("ranks that take turns are asked through files of this host: leave ray.address out")
         slurm = placement.launcher == "slurm"
         self._lines = Desk(run, ranks, placement.hosts > 1) if slurm else Pipes(run, ranks)
         self._pending = [b""] * spec.plan.ranks
@@ -141,19 +143,20 @@ class Ranks:
 
     def _order(self, document: dict[str, Any]) -> None:
         assert self._lines is not None
-        for end in self._lines.orders:
+        for end in self._lines.orders.values():
             with suppress(OSError):  # a rank that is gone is missed where its answer is
                 os.write(end, json.dumps(document).encode() + b"\n")
 
     def _collect(self, limit_s: float) -> list[dict[str, Any]]:
         """One answer of every rank."""
         assert self._lines is not None
-        ends, answers, hung_up = self._lines.answers, dict[int, dict[str, Any]](), set[int]()
+        ends = {end: rank for rank, end in self._lines.answers.items()}
+        answers, hung_up = dict[int, dict[str, Any]](), set[int]()
         until = time.monotonic() + limit_s
         while len(answers) < len(ends):
             readable, _, _ = select.select([end for end in ends if end not in hung_up], [], [], LOOK_S)
             for end in readable:
-                rank = ends.index(end)
+                rank = ends[end]
                 try:
                     data = os.read(end, 1 << 16)
                 except ConnectionError:

@@ -114,10 +114,11 @@ def verify(
     data_root: str | None = None,
     tell: Callable[[str], None] = lambda _: None,
     short: bool = False,
+    repeat: bool = True,
 ) -> Verdict:
     """Run every placement (two of them twice) below `folder` and judge. Returns all checks, passed or not.
 
-    `short`: only the placement as it is, beside one process, on few batches.
+    `short`: only the placement as it is, beside one process, on few batches. Without `repeat` no placement is run twice.
     """
     planned = plan(recipe, placement, folder, data_root, FEW_BATCHES if short else FULL_BATCHES)
     recipe, chosen = planned.recipe, placements(planned.recipe, planned.placement)
@@ -127,7 +128,7 @@ def verify(
     if planned.placement.shares == "auto" and not short:
         verdict.lines.append(f"shares=auto was tried as shares={chosen[list(chosen)[1]].shares}")
     order = [(name, name) for name in chosen]
-    order += [] if short else [(f"{name}, again", name) for name in list(chosen)[:2]]
+    order += [] if short or not repeat else [(f"{name}, again", name) for name in list(chosen)[:2]]
     records: dict[str, Records] = {}
     for number, (label, name) in enumerate(order, 1):
         if chosen[name].accumulation and records[ALONE].has_batch_norm:

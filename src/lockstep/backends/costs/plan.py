@@ -26,8 +26,8 @@ COLLECTIVES = (
     "send_recv",
     "barrier",
 )
-OWN = "own"
-"""An all-reduce of the user's own."""
+OWN, OWN_WITHIN = "own", "own_within"
+"""An all-reduce of the user's own, and the same on a tensor that is a part of a larger one."""
 # Their message is one buffer divided over the ranks: S of nccl-tests is the whole of it.
 DIVIDED = ("all_gather", "reduce_scatter", "gather", "scatter", "all_to_all")
 
@@ -42,6 +42,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
     placement: Placement
     own: str | None = None
+    messages_alone: bool = False
+    """Whether `own` may use messages between two ranks alone, and no collective."""
 
 
 def sizes(largest: int = LARGEST, quick: bool = False) -> list[int]:
@@ -69,7 +71,7 @@ def message_bytes(collective: str, size: int, ranks: int) -> int:
 
 def family(collective: str) -> str:
     """The collective that a list form or the user's own is a form of."""
-    return "all_reduce" if collective == OWN else collective.removesuffix("_list")
+    return "all_reduce" if collective in (OWN, OWN_WITHIN) else collective.removesuffix("_list")
 
 
 def bus_factor(collective: str, ranks: int) -> float:
@@ -102,17 +104,16 @@ def missing(backend: str, device: str) -> str | None:
     return None
 
 
-def placement_for(backend: str, device: str, ranks: int, timeout_s: float) -> Placement:
-    """Where the ranks of one backend run: on this host, started by the launcher that the backend needs."""
-    words: dict[str, Any] = {
-        "backend": backend,
-        "device": device,
-        "launcher": "mpirun" if backend == "mpi" else "spawn",
-    }
-    return Placement(
+def placement_for(backend: str, device: str, ranks: int, timeout_s: float, where: Placement | None = None) -> Placement:
+    """Where the ranks of one backend run: on this host, started by the launcher that the backend needs; or as `where` says."""
+    where = where or Placement()
+    launcher = where.launcher if where.launcher != "auto" else "mpirun" if backend == "mpi" else "spawn"
+    sharing = ranks if where.emulated else max(1, ranks // where.hosts)
+    words: dict[str, Any] = {"backend": backend, "device": device, "launcher": launcher, "ranks": ranks}
+    return msgspec.structs.replace(
+        where,
         **words,
-        ranks=ranks,
-        threads=max(1, cores() // ranks),
+        threads=where.threads or max(1, cores() // sharing),
         strategy="ddp",
         memory_format="contiguous",
         timeout_s=timeout_s,

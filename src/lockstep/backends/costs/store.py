@@ -60,7 +60,7 @@ def load(cache: Path | None = None) -> list[Cell]:
 
 def save(cells: list[Cell], cache: Path | None = None) -> Path:
     """Keep new cells in the place of older ones of the same backend, device, ranks, collective and size."""
-    kept = {_key(cell): cell for cell in load(cache)} | {_key(cell): cell for cell in cells}
+    kept = {key(cell): cell for cell in load(cache)} | {key(cell): cell for cell in cells}
     where = path(cache)
     where.parent.mkdir(parents=True, exist_ok=True)
     content = Kept(machine=machine(), written=time.time(), cells=list(kept.values()))
@@ -68,5 +68,5 @@ def save(cells: list[Cell], cache: Path | None = None) -> Path:
     return where
 
 
-def _key(cell: Cell) -> tuple[str, str, int, str, int]:
+def key(cell: Cell) -> tuple[str, str, int, str, int]:
     return cell.backend, cell.device, cell.ranks, cell.collective, cell.bytes

@@ -33,7 +33,7 @@ class MpiBase(PythonGroup):
         super().__init__(store, communicator.rank, communicator.size)
         self._comm, self._timeout_s = communicator, timeout.total_seconds()
         self._gate, self._progress = gate_for(communicator), ProgressThread("lockstep-mpi")
-        self._barriers, self._broken = 0, ""
+        self._barriers, self._broken, self._begun = 0, "", 0
         open_groups.add(id(self))
 
     def shutdown(self) -> None:
@@ -75,7 +75,11 @@ class MpiBase(PythonGroup):
         """Come to the gate, for what `alike` stands for."""
         if self._broken:
             raise RuntimeError(f"this process group is broken: {self._broken}")
+        self._begun += 1
         self._gate.enter(alike)
+
+    def begun(self) -> int:
+        return self._begun
 
     def _meet(self, what: str, brief: bool) -> bool:
         """Wait for the others at the gate. With `brief`, returns False instead of sleeping."""

@@ -83,6 +83,9 @@ class ShmBase(PythonGroup):
         need.wait()
         return True
 
+    def begun(self) -> int:
+        return self._local.begun()
+
     @property
     def _inner(self) -> ProcessGroup:
         if self._gloo is None:

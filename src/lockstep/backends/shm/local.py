@@ -47,6 +47,9 @@ class Local:
         self._quick = Quick(segment)
         self._direct_to = SLOT if segment.ranks <= 2 else DIVIDE_FROM
 
+    def begun(self) -> int:
+        return self._segment.begun()
+
     def barrier(self) -> Steps:
         segment = self._segment
         number = segment.begin()

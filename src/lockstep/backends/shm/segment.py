@@ -87,6 +87,10 @@ class Segment:
         """Whether all have posted the last operation, so that the next one can begin without a wait."""
         return self._seen == self._number
 
+    def begun(self) -> int:
+        """How many operations have begun here."""
+        return self._number
+
     def missing(self, number: int) -> Iterator[Need]:
         """Whom to wait for until all have posted this number; then that all meant the same operation. So no number goes
         unchecked: one whose caller did not wait for all is checked when the next one begins."""

@@ -10,13 +10,14 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from lockstep.errors import InputError
 from lockstep.launch.slurm import script
-from lockstep.run import Run, Spec, write_atomic
+from lockstep.run import Run, Spec, write_atomic, writing
 from lockstep.text import last_line
 
-RECORD = "job.json"
+RECORD, ARRAY = "job.json", "array.sbatch"
 LOOK_S = 0.5
 # A job whose ranks have ended may take a while to leave its nodes.
 LEAVE_S = 30.0
@@ -64,7 +65,41 @@ class JobState:
 
 def submit(run: Run, spec: Spec) -> str:
     """Write the script and hand it to sbatch. Returns the job's id; what sbatch refuses is the user's to fix."""
-    argv = ["sbatch", "--parsable", str(script.write(run, spec))]
+    job = _hand_in(script.write(run, spec), spec)
+    _note(job, {job: run})
+    return job
+
+
+def submit_array(name: str, runs: list[tuple[Run, Spec]], at_once: int) -> list[str]:
+    """Several runs that ask for the same, as one entry in Slurm's queue. Returns the id of each one's task: JOB_0, JOB_1, …"""
+    for run, spec in runs:
+        script.write(run, spec)
+    first, spec = runs[0]
+    path = first.folder / ARRAY
+    with writing(first.folder):
+        path.write_text(script.array(name, spec, [run.folder for run, _ in runs], at_once))
+    job = _hand_in(path, spec)
+    tasks = {f"{job}_{number}": run for number, (run, _) in enumerate(runs)}
+    _note(job, tasks)
+    return list(tasks)
+
+
+def array_of(job: str) -> str:
+    """The whole that a task is of; a job that is no array's task is its own."""
+    return job.partition("_")[0]
+
+
+def _note(job: str, runs: dict[str, Run]) -> None:
+    try:
+        for number, run in runs.items():
+            write_atomic(run.folder / RECORD, {"job": number, "submitted": time.time()})
+    except BaseException:  # Ctrl-C too
+        cancel(job)  # nobody would know of it
+        raise
+
+
+def _hand_in(path: Path, spec: Spec) -> str:
+    argv = ["sbatch", "--parsable", str(path)]
     # A session of its own: Ctrl-C must not end sbatch between the controller's yes and the id that we need for scancel.
     process = subprocess.Popen(
         argv,
@@ -82,12 +117,7 @@ def submit(run: Run, spec: Spec) -> str:
         raise
     job = output.strip().partition(";")[0]  # ID, or ID;CLUSTER
     if process.returncode or not job.isdigit():
-        raise InputError(_refusal(errors or output))
-    try:
-        write_atomic(run.folder / RECORD, {"job": job, "submitted": time.time()})
-    except BaseException:  # Ctrl-C too
-        cancel(job)  # nobody would know of it
-        raise
+        raise InputError(refusal("sbatch", errors or output))
     return job
 
 
@@ -115,11 +145,12 @@ def _cancel_submission(process: subprocess.Popen[str]) -> None:
         end(job)
 
 
-def _refusal(errors: str) -> str:
+def refusal(program: str, errors: str) -> str:
+    """Why sbatch or salloc has not taken a job, in one line, and which option to look at."""
     lines = [line.partition("error: ")[2] or line for line in errors.strip().splitlines()] or ["no reason given"]
     fix = next((fix for word, fix in _FIXES.items() if word in errors.lower()), None)
-    reason = lines[-1].removeprefix("Batch job submission failed: ")
-    return f"sbatch refused the job: {reason}" + (f"; {fix}" if fix else "")
+    reason = lines[-1].removeprefix("Batch job submission failed: ").removeprefix("Job submit/allocate failed: ")
+    return f"{program} refused the job: {reason}" + (f"; {fix}" if fix else "")
 
 
 def state(job: str) -> JobState:

@@ -23,15 +23,27 @@ from lockstep.errors import InputError, RunCancelled, RunFailed, RunLeft
 from lockstep.launch.base import Start
 from lockstep.launch.cause import failure, first_cause
 from lockstep.launch.ending import FolderWatch, HungUp, recorded_end, signals_as_interrupt
+from lockstep.launch.hang import HangWatch
 from lockstep.launch.slurm import script
-from lockstep.launch.slurm.job import LEAVE_S, LOOK_S, RECORD, JobState, cancel, end, state, submit
+from lockstep.launch.slurm.job import LEAVE_S, LOOK_S, RECORD, JobState, cancel, end, state, submit, submit_array
 from lockstep.launch.stall import Stalled, StallWatch
 from lockstep.launch.supervise import PROGRESS_S, Progress, Reporter, supervise
-from lockstep.run import Run, Spec, folder_problem, read_json
+from lockstep.run import Run, Spec, folder_problem, read_json, writing
 from lockstep.text import last_line
 from lockstep.units import counted
 
-__all__ = ["JobState", "cancel", "follow", "leave", "rejoin", "starts", "state", "submit"]
+__all__ = [
+    "JobState",
+    "cancel",
+    "follow",
+    "leave",
+    "rejoin",
+    "starts",
+    "starts_short",
+    "state",
+    "submit",
+    "submit_array",
+]
 
 # Slurm is asked often at first, then seldom, because a controller serves thousands of jobs.
 LOOK_SELDOM_S, SELDOM_AFTER_S = 5.0, 60.0
@@ -53,6 +65,21 @@ def starts(spec: Spec, folder: Path, host_index: int) -> list[Start]:
     shift = str(zlib.crc32(str(folder).encode()) % script.PORTS)
     argv = [sys.executable, "-m", "lockstep.launch.slurm.step", path]
     return [Start(argv, {script.PORT_SHIFT: shift}, what="srun")]
+
+
+def starts_short(spec: Spec, folder: Path, worker: str) -> list[Start]:
+    """A short job of another worker: in the allocation that we are in, or in one that salloc waits for. Its script is written here."""
+    inside = allocation() is not None
+    check_commands("srun" if inside else "salloc")
+    if inside:
+        _check_allocation(spec)
+    path = folder / script.NAME
+    with writing(folder):
+        path.write_text(script.text(spec, folder, worker))
+    shift = str(zlib.crc32(str(folder).encode()) % script.PORTS)
+    options = [] if inside else [*script.resources(spec), *spec.placement.slurm.directives]
+    argv = [sys.executable, "-m", "lockstep.launch.slurm.step", str(path), *options]
+    return [Start(argv, {script.PORT_SHIFT: shift}, what="srun" if inside else "salloc")]
 
 
 def allocation() -> str | None:
@@ -97,7 +124,7 @@ def rejoin(run: Run, progress: Progress | None) -> None:
         raise RunLeft(f"the terminal was closed: {goes_on(run, job)}") from None
     except Stalled as stalled:
         end(job)
-        run.write_final_status("stalled", cause=stalled.cause, rank=stalled.rank, job=job)
+        run.write_final_status("stalled", cause=stalled.cause, job=job, **stalled.named)
         raise RunFailed(f"run stalled: {stalled.cause}; what was measured is in {run.folder}") from None
     conclude(run, job, ended)
 
@@ -141,7 +168,7 @@ def _follow_step(run: Run, spec: Spec, progress: Progress | None, stop: threadin
         supervise(run, spec, starts(spec, run.folder, 0), 0, progress, stop)
     except RunFailed:
         status = run.recorded_status()
-        if status["state"] != "failed" or "rank" in status or "signal" in status:
+        if status["state"] != "failed" or "step" in status:
             raise
         _fail(run, {"cause": f"srun in Slurm job {allocation()} started no rank: {_last_words(run)}"})
 
@@ -180,7 +207,7 @@ def _watch(run: Run, spec: Spec, job: str, watch: FolderWatch, progress: Progres
     """Until the job has ended. Progress comes from the run folder; Slurm is asked for what the folder cannot tell."""
     began, next_look, leaving = time.monotonic(), 0.0, None
     queue, report = _Queue(job, began, silent=progress is None), Reporter(run, spec, progress)
-    current, stall = JobState("PENDING"), StallWatch(run, spec)
+    current, stall, hang = JobState("PENDING"), StallWatch(run, spec), HangWatch(run, spec)
     while True:
         now = time.monotonic()
         if (problem := watch.problem()) is not None:
@@ -197,11 +224,16 @@ def _watch(run: Run, spec: Spec, job: str, watch: FolderWatch, progress: Progres
                 break
             if current.name in WAITING:
                 queue.mention(current)
-                leaving, stall = None, StallWatch(run, spec)  # it may be waiting for another turn
+                leaving, stall, hang = (
+                    None,
+                    StallWatch(run, spec),
+                    HangWatch(run, spec),
+                )  # it may be waiting for another turn
         if current.name not in WAITING:
             report()
         if current.name == "RUNNING":
             stall.check(now)
+            hang.check(now)
         time.sleep(PROGRESS_S)
     report()
     return current
@@ -265,7 +297,7 @@ def _cause(run: Run, job: str, ended: JobState) -> dict[str, Any]:
         reason = f" ({ended.reason})" if ended.reason else ""
         return {"cause": f"Slurm job {job} {_DECIDED[ended.name]}{reason}", **known}
     cause = first_cause(run, [])
-    if "rank" in cause:
+    if "step" in cause:  # that is of ranks, also where none of them is to blame
         memory = "; Slurm says that the job was out of memory" if ended.name == "OUT_OF_MEMORY" else ""
         return {**cause, "cause": f"{cause['cause']}{memory}", **known}
     problem = folder_problem(run.folder)

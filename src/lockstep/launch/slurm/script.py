@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from lockstep.errors import InputError
-from lockstep.launch.base import default_environment, thread_environment
+from lockstep.launch.base import default_environment, monitor_argv, thread_environment
 from lockstep.placement import Placement, ranks_per_host
 from lockstep.process import PARENT
 from lockstep.run import QUEUE_AGAIN, Run, Spec, writing
@@ -19,6 +19,8 @@ from lockstep.run import QUEUE_AGAIN, Run, Spec, writing
 NAME = "job.sbatch"
 # Runs that share one allocation share its job id; this keeps their meeting points apart.
 PORT_SHIFT = "LOCKSTEP_PORT_SHIFT"
+# Where a short job writes its number and the names of its nodes, as soon as it has them.
+GRANTED, NODES = "job", "nodes"
 # Below the range from which Linux hands out ports by itself (32768 and up).
 FIRST_PORT, PORTS = 20000, 10000
 
@@ -46,8 +48,8 @@ def check(placement: Placement) -> None:
         )
 
 
-def text(spec: Spec, folder: Path) -> str:
-    """The whole script."""
+def text(spec: Spec, folder: Path, worker: str | None = None) -> str:
+    """The whole script. `worker`: the module of a short job's ranks (launch/pool.py), in place of one that trains."""
     check(spec.placement)
     if not str(folder).isprintable():
         raise InputError(f"--runs {str(folder)!r}: a path for Slurm has no line breaks or control characters")
@@ -56,8 +58,12 @@ def text(spec: Spec, folder: Path) -> str:
         ["set -e", *spec.placement.slurm.setup],
         _environment(spec),
         _MEETING_POINT,
-        ["# The job ends as its ranks end, and ranks that lost one of them are ended."],
     ]
+    if worker:
+        names = f'scontrol show hostnames "$SLURM_JOB_NODELIST" > {shlex.quote(str(folder / NODES))}'
+        parts.append([names, f'echo "$SLURM_JOB_ID" > {shlex.quote(str(folder / GRANTED))}'])
+        return "\n\n".join("\n".join(part) for part in parts) + f"\nexec {_srun_short(spec, folder, worker)}\n"
+    parts.append(["# The job ends as its ranks end, and ranks that lost one of them are ended."])
     srun = _srun(spec, folder)
     end = _queued_again(srun, folder) if spec.gives_way else f"exec {srun}"
     return "\n\n".join("\n".join(part) for part in parts) + f"\n{end}\n"
@@ -89,21 +95,56 @@ def write(run: Run, spec: Spec) -> Path:
     return path
 
 
+def resources(spec: Spec) -> list[str]:
+    """What sbatch and salloc are asked for alike."""
+    return [_job_name(spec.id), *_asked(spec)]
+
+
 def _directives(spec: Spec, folder: Path) -> list[str]:
+    return [*resources(spec), f"--output={_directive_path(folder / 'launcher.log')}", *_handling(spec)]
+
+
+def _job_name(name: str) -> str:
+    return f"--job-name={re.sub(r'[^A-Za-z0-9_.-]', '-', name)}"
+
+
+def asked_alike(one: Spec, other: Spec) -> bool:
+    """Whether two jobs ask for the same, and so can be tasks of one array."""
+    return [*_asked(one), *_handling(one)] == [*_asked(other), *_handling(other)]
+
+
+def array(name: str, spec: Spec, folders: list[Path], at_once: int) -> str:
+    """The script of an array: each task runs the script of its own run, and writes where a job of its own would."""
+    listed = " ".join(shlex.quote(str(folder)) for folder in folders)
+    words = [_job_name(name), *_asked(spec), f"--array=0-{len(folders) - 1}%{at_once}", "--output=/dev/null"]
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            *(f"#SBATCH {line}" for line in (*words, *_handling(spec))),
+            "",
+            f"folders=({listed})",
+            'folder="${folders[$SLURM_ARRAY_TASK_ID]}"',
+            f'exec bash "$folder/{NAME}" >> "$folder/launcher.log" 2>&1',
+            "",
+        ]
+    )
+
+
+def _asked(spec: Spec) -> list[str]:
+    """Nodes, cores, and whatever else the cluster is asked for."""
     slurm = spec.placement.slurm
-    words = [f"--job-name={re.sub(r'[^A-Za-z0-9_.-]', '-', spec.id)}", *_shape(spec.placement)]
+    words = _shape(spec.placement)
     words += [f"--{key}={value}" for key in ("partition", "account", "time") if (value := getattr(slurm, key))]
     gres = slurm.gres or _default_gres(spec.placement)
-    words += [f"--gres={gres}"] if gres else []
+    return words + ([f"--gres={gres}"] if gres else [])
+
+
+def _handling(spec: Spec) -> list[str]:
+    """What Slurm does with the job, and the user's own lines."""
+    slurm = spec.placement.slurm
     # A run is one folder: a job that Slurm starts a second time would write over what the first one measured, unless it goes on from there.
     again = ["--requeue", f"--signal=USR1@{slurm.grace}"] if spec.gives_way else ["--no-requeue"]
-    words += [
-        f"--output={_directive_path(folder / 'launcher.log')}",
-        "--open-mode=append",
-        *again,
-        "--export=ALL",
-    ]
-    return [*words, *slurm.directives]
+    return ["--open-mode=append", *again, "--export=ALL", *slurm.directives]
 
 
 def _shape(placement: Placement) -> list[str]:
@@ -161,15 +202,30 @@ def _srun(spec: Spec, folder: Path) -> str:
         # Only the task itself knows SLURM_NODEID, so a shell in the task fills it in.
         lines += [f"bash -c '{_agent(placement)}'", shlex.join(["lockstep", sys.executable, str(folder)])]
     else:
-        lines += [shlex.join([sys.executable, "-m", "lockstep.launch.monitor", str(folder)])]
+        lines += [shlex.join(monitor_argv(folder))]
     return " \\\n    ".join(lines)
 
 
-def _agent(placement: Placement) -> str:
+def _srun_short(spec: Spec, folder: Path, worker: str) -> str:
+    """A node that fails does not end the others, and what it says goes to whoever started us: it may not see our folder."""
+    placement = spec.placement
+    by_torchrun = placement.slurm.ranks_by == "torchrun"
+    tasks = placement.hosts if by_torchrun else placement.ranks
+    ways = [f"--ntasks={tasks}", "--distribution=block", "--kill-on-bad-exit=0", "--overlap", "--label"]
+    ways += [f"--mpi={placement.slurm.mpi}"] if placement.slurm.mpi else []
+    lines = [shlex.join(words) for words in (["srun", *_shape(placement)], ways)]
+    if by_torchrun:
+        lines += [f"bash -c '{_agent(placement, worker)}'", shlex.join(["lockstep", sys.executable, str(folder)])]
+    else:
+        lines += [shlex.join([sys.executable, "-m", worker, str(folder)])]
+    return " \\\n    ".join(lines)
+
+
+def _agent(placement: Placement, worker: str = "lockstep.worker") -> str:
     """One torchrun of a node, for `bash -c … lockstep PYTHON FOLDER`."""
     return (
         'exec "$1" -m lockstep.launch.agent "$2" "$SLURM_NODEID" '
         f"--nnodes={placement.hosts} --nproc-per-node={ranks_per_host(placement)} --max-restarts=0 "
         '--node-rank="$SLURM_NODEID" --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" '
-        '-m lockstep.worker "$2"'
+        f'-m {worker} "$2"'
     )

@@ -1,6 +1,6 @@
 """Runs the script inside an allocation, and ends it when the process that watches the run ends.
 
-`python -m lockstep.launch.slurm.step SCRIPT`
+`python -m lockstep.launch.slurm.step SCRIPT [SALLOC_OPTIONS…]`: with options in an allocation of its own, which salloc waits for.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from lockstep.process import die_with_parent
 def main() -> None:
     # SIGTERM, for then srun ends its ranks; an srun that is killed outright leaves them training.
     die_with_parent(sign=signal.SIGTERM)
-    os.execvp("bash", ["bash", sys.argv[1]])
+    script, options = sys.argv[1], sys.argv[2:]
+    words = ["bash", script]
+    words = ["salloc", *options, *words] if options else words
+    os.execvp(words[0], words)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def scatter(chart: Scatter) -> vl.Spec:
         chart,
         layers,
         vl.unit_name(chart.y, ys)[1],
-        named=[dot.name for dot in chart.dots],
+        named=list(dict.fromkeys(dot.name for dot in chart.dots)),
         largest=max((dot.size or 0.0 for dot in chart.dots), default=0.0),
     )
     area = f"datum.size && largest ? max({LEAST}, {LARGEST} * datum.size / largest) : {UNKNOWN}"

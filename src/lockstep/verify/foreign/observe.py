@@ -28,6 +28,8 @@ from lockstep.verify.foreign.records import Order, Rank, done, problem, read
 LOOK_S = 0.1
 # One rank has all its steps, and the others take none any more: they wait for it.
 STUCK_S = 30.0
+# How long the guard has to end all that the command has started.
+END_S = 10.0
 OUTPUT = "output.txt"
 # What a launcher raises for its ranks says nothing about why.
 _ERROR = re.compile(r"^(?:\[rank\d+\]: ?)?((?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|Exit)\b: .*)$", re.MULTILINE)
@@ -79,9 +81,7 @@ def _run(argv: Sequence[str], folder: Path) -> int:
             return process.returncode if _finished_by_itself(process, folder) else 0
         finally:
             (folder / OVER).touch()
-            if process.poll() is None:
-                process.terminate()  # the guard ends all that the command has started
-            process.wait()
+            guard.end(process, END_S)
 
 
 def _finished_by_itself(process: subprocess.Popen[bytes], folder: Path) -> bool:

@@ -1,0 +1,173 @@
+"""A lab: what it asks for and what each task is worth, as its lab.toml says."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from lockstep import toml
+from lockstep.errors import InputError
+from lockstep.lab.figures import FIGURES
+from lockstep.placement import Placement
+from lockstep.reading import is_file
+from lockstep.recipe import Recipe
+from lockstep.settings import is_key
+from lockstep.text import listed
+from lockstep.words import read_words
+
+FILE = "lab.toml"
+BUILTIN = Path(__file__).parent / "builtin"
+Kind = Literal["run", "predict", "claim", "answer", "all-reduce", "strategy", "kernel", "loop"]
+CODE = ("all-reduce", "strategy", "kernel", "loop")
+"""The kinds of tasks in which students write code."""
+# Settings that may name a file of Python.
+NAMES_CODE = ("model", "data", "loss", "metrics", "strategy", "launcher")
+Word = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9-]{0,39}$")]
+Points = Annotated[float, Meta(ge=0, le=1000)]
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One task. Which keys it has depends on its kind."""
+
+    name: Word
+    kind: Kind
+    about: str
+    points: Points
+    words: str = ""
+    """run: what is trained, beside the lab's own words."""
+    free: list[str] = []
+    """run: keys that the student chooses."""
+    figure: str = ""
+    """predict, claim: which figure (figures.py) …"""
+    of: str = ""
+    """… of which run …"""
+    over: str = ""
+    """… divided by that of this run …"""
+    minus: str = ""
+    """… or less that of this one."""
+    within: Annotated[float, Meta(gt=0, le=1)] = 0.02
+    """claim: how far from what the records say it may be, as a share."""
+    file: str = ""
+    """Code: the file that the student completes …"""
+    object: str = ""
+    """… and the function or class in it."""
+    speed: Annotated[float, Meta(ge=0, le=100)] = 0.0
+    """Code: points are lost where a race settles that it is slower than this many times the reference's speed; 0: speed does not count."""
+    speed_points: Points = 0.0
+
+    @property
+    def runs(self) -> list[str]:
+        """The tasks whose runs its figure is made of."""
+        return [name for name in (self.of, self.over, self.minus) if name]
+
+    @property
+    def worth(self) -> float:
+        return self.points + self.speed_points
+
+    def asks(self) -> str:
+        """Its figure in words."""
+        label = FIGURES[self.figure].label
+        if self.over:
+            return f"{label} of '{self.of}', divided by that of '{self.over}'"
+        return f"{label} of '{self.of}'" + (f", less that of '{self.minus}'" if self.minus else "")
+
+    @property
+    def unit(self) -> str:
+        unit = FIGURES[self.figure].unit
+        return "times" if self.over else "points" if self.minus and unit == "%" else unit
+
+
+class Lab(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The contents of lab.toml."""
+
+    name: Word
+    title: str
+    about: str
+    minutes: int
+    """How long its commands take on two cores."""
+    words: str = ""
+    """What holds for all its runs."""
+    tasks: Annotated[list[Task], Meta(min_length=1)]
+
+    def task(self, name: str, *kinds: str) -> Task:
+        """A task by its name; InputError lists those of the kind that is asked for."""
+        fitting = [task for task in self.tasks if not kinds or task.kind in kinds]
+        for task in fitting:
+            if task.name == name:
+                return task
+        known = listed([task.name for task in fitting]) or "none"
+        raise InputError(f"lab '{self.name}' has no {kinds[0] if kinds else 'task'} '{name}'; there are {known}")
+
+    def of_kind(self, *kinds: str) -> list[Task]:
+        return [task for task in self.tasks if task.kind in kinds]
+
+    def predictions_before(self, run: str) -> list[Task]:
+        """What has to be predicted before this task's run is measured."""
+        return [task for task in self.of_kind("predict") if run in task.runs]
+
+    def settings(self, task: Task) -> tuple[Recipe, Placement]:
+        return read_words([*shlex.split(self.words), *shlex.split(task.words)])
+
+    def stated(self, task: Task) -> set[str]:
+        """The keys that lab and task state."""
+        return {word.partition("=")[0] for word in (*shlex.split(self.words), *shlex.split(task.words)) if "=" in word}
+
+
+def read(folder: Path) -> Lab:
+    """The lab of a folder. InputError says what is wrong with its lab.toml."""
+    path = folder / FILE
+    if not is_file(path):
+        raise InputError(f"{folder} is not a lab: it has no {FILE}; 'lockstep lab new NAME' makes one")
+    content = toml.read(path, "lab")
+    try:
+        lab = msgspec.convert(content, Lab)
+        for problem in _problems(lab):
+            raise ValueError(problem)
+    except ValueError as error:
+        raise InputError(f"{path}: {error}") from None
+    return lab
+
+
+def _problems(lab: Lab) -> Iterator[str]:
+    names = [task.name for task in lab.tasks]
+    if twice := [name for name in names if names.count(name) > 1]:
+        yield f"two tasks are called '{twice[0]}'"
+    runs = {task.name for task in lab.of_kind("run")}
+    for task in lab.tasks:
+        if task.kind in ("predict", "claim"):
+            if task.figure not in FIGURES:
+                yield f"{task.name}: figure='{task.figure}': there are {', '.join(FIGURES)}"
+            if not task.of or (task.over and task.minus):
+                yield f"{task.name}: say of which run ('of'), and at most one of 'over' and 'minus'"
+            if strange := [name for name in task.runs if name not in runs]:
+                yield f"{task.name}: there is no run '{strange[0]}'"
+        if task.kind in CODE and not task.file.endswith(".py"):
+            yield f"{task.name}: say which FILE.py the student completes ('file')"
+        if task.kind == "loop" and task.speed:
+            yield f"{task.name}: the speed of a loop cannot be graded ('speed')"
+        if task.kind == "run":
+            if naming := [key for key in task.free if key in NAMES_CODE]:
+                yield f"{task.name}: free: '{naming[0]}' may name code, which grading would import"
+            if strange := [key for key in task.free if not is_key(key)]:
+                yield f"{task.name}: free: '{strange[0]}' is not a setting"
+            lab.settings(task)
+
+
+def builtin() -> list[Lab]:
+    """The labs that come with Lockstep, by name."""
+    return [read(path.parent) for path in sorted(BUILTIN.glob(f"*/{FILE}"))]
+
+
+def find(name: str) -> Path:
+    """The folder of a lab: one that comes with Lockstep, or a folder of the teacher's own."""
+    if is_file(BUILTIN / name / FILE) and "/" not in name:
+        return BUILTIN / name
+    if is_file(Path(name) / FILE):
+        return Path(name)
+    known = ", ".join(path.parent.name for path in sorted(BUILTIN.glob(f"*/{FILE}")))
+    raise InputError(f"no lab '{name}': there are {known}; a lab of your own is a folder with a {FILE}")

@@ -1,0 +1,72 @@
+"""When a child process is given up: by what it does, not by the clock alone, since a busy machine makes everything late.
+
+A process that computes without end uses processor time; one that waits for a message which never comes uses none, and does not
+ask for any. One that asks for a processor and gets none is neither: the machine is busy, and that decides nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lockstep.turns.guard import descendants
+
+Ended = str
+"""How a child ended: "over" by itself, "starved" by us because the machine is too busy, else what it did when we ended it."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """For one child with all the processes that it starts."""
+
+    cpu_s: float = 150.0
+    """Processor seconds that it may use."""
+    quiet_s: float = 90.0
+    """Give up after N seconds in which it neither runs nor asks for a processor."""
+    wall_s: float = 1200.0
+    """However busy the machine is."""
+
+    def with_more(self, seconds: float) -> Patience:
+        """For a child that has more to do."""
+        return replace(self, cpu_s=self.cpu_s + seconds, wall_s=self.wall_s + seconds)
+
+
+PATIENCE = Patience()
+# Threads that only poll use up to this share of a processor.
+QUIET = 0.05
+
+
+class Watch:
+    """Looks at all processes below one, again and again."""
+
+    def __init__(self, root: int, patience: Patience) -> None:
+        self._root, self._patience = root, patience
+        self._begun = time.monotonic()
+        self._threads: dict[str, tuple[float, float]] = {}
+        self._seen: deque[tuple[float, float]] = deque()
+
+    def look(self) -> Ended:
+        """Why it has to be ended now; "" where it may go on."""
+        now, patience = time.monotonic(), self._patience
+        self._count()
+        used = sum(cpu for cpu, _ in self._threads.values())
+        active = used + sum(waited for _, waited in self._threads.values())
+        self._seen.append((now, active))
+        while now - self._seen[0][0] > patience.quiet_s:
+            before, then = self._seen.popleft()
+            if active - then < QUIET * (now - before):
+                return f"for {patience.quiet_s:.0f} s it neither computed nor waited for a processor"
+        if used > patience.cpu_s:
+            return f"it computed for {used:.0f} s without coming to an end"
+        return "starved" if now - self._begun > patience.wall_s else ""
+
+    def _count(self) -> None:
+        """Seconds that each thread ran, and could have run; those of threads that have ended stay."""
+        for process in descendants(self._root):
+            for path in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
+                with suppress(OSError, ValueError, IndexError):
+                    ran, waited = path.read_text().split()[:2]
+                    self._threads[f"{process.pid}/{path.parent.name}"] = int(ran) / 1e9, int(waited) / 1e9
