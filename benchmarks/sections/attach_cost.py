@@ -1,118 +1,98 @@
-"""What `lockstep attach` costs: the same script alone and attached, both alive, in turns; a step is a line that both print.
+"""What `lockstep attach` costs: windows of steps with its hooks and without, in turns, within one process.
 
-Starts are the unit of the interval, as in every race: one start differs from another by more than the hooks cost. What the hooks say of
-themselves stands beside it.
+Two processes, one attached and one alone, were raced first: in 8 minutes and 63 starts of each the interval was still 4 % wide, because a
+process differs from another by several per cent for its whole life. What the hooks say of themselves stands beside it.
 """
 
 from __future__ import annotations
 
-import math
+import json
+import statistics
 import sys
 import tempfile
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from benchmarks import ours, parts
-from benchmarks.attached.launch import THREADS, Attached, command
-from benchmarks.record import Comparison, Measurement, Section
+from benchmarks.attached.launch import THREADS, command
+from benchmarks.attached.scripts.lengths import steps_of
+from benchmarks.processes import ContenderFailed
+from benchmarks.record import Measurement, Section, compare
 from benchmarks.settings import Settings
-from lockstep.errors import LockstepError
-from lockstep.turns import Budget, Race
-from lockstep.turns.command import Command
-from lockstep.turns.estimate import Ratio
+from benchmarks.suspects.execute import run
 
 TARGET = 1.01
-SECONDS, QUICK_S = 480.0, 120.0
-MARGIN = 0.005
-KINDS = (("plain", 1), ("plain", 2), ("Lightning", 1))
-# More than a race ever asks for.
-ENDLESS = 10_000_000
+STARTS, WINDOWS = 3, 80
+
+
+class Kind(NamedTuple):
+    script: str
+    ranks: int
+    width: int
+
+    @property
+    def name(self) -> str:
+        size = "" if self.width == 32 else ", small net"
+        return f"{self.script}, {self.ranks} rank{'s' if self.ranks > 1 else ''}{size}"
+
+
+KINDS = (Kind("plain", 1, 32), Kind("plain", 1, 4), Kind("plain", 2, 32), Kind("Lightning", 1, 32))
 
 
 def measure(settings: Settings) -> Section:
-    """A share of 100.5 % means that an attached step takes 0.5 % longer."""
-    section = Section("attach-cost", "Steps of a script, attached and alone, in turns", "step", "milliseconds", [])
-    for kind, ranks in KINDS:
-        name = f"{kind}, {ranks} rank{'s' if ranks > 1 else ''}"
-        found = parts.kept("attach-cost", name, partial(_raced, kind, ranks, QUICK_S if settings.quick else SECONDS))
-        if found["failed"]:
-            section.refuse(f"{name}: {found['failed']}")
-            continue
-        for window in found["windows"]:
-            order = len(section.measurements) + 1
-            contender = f"{name}, {window['contender']}"
-            number = 1000 * window["start"] + window["round"]
-            section.measurements.append(
-                Measurement(order, number, contender, window["steps"], window["wall"], window["cpu"])
-            )
-        for clock in ("wall", "cpu"):
-            ratio = found[clock]
-            bounds = None if ratio["low"] is None else (ratio["low"], ratio["high"])
-            section.comparisons.append(
-                Comparison(
-                    f"{name}, attached",
-                    f"{name}, alone",
-                    "share",
-                    clock,
-                    found["starts"][clock],
-                    ratio["effect"],
-                    bounds,
-                    TARGET,
+    """A share of 100.5 % means that a step with hooks takes 0.5 % longer."""
+    section = Section("attach-cost", "Steps of a script, with hooks and without, in turns", "step", "milliseconds", [])
+    starts, windows = (1, 8) if settings.quick else (STARTS, WINDOWS)
+    for kind in KINDS:
+        said = []
+        for start in range(starts):
+            part = f"{kind.name}, start {start + 1}"
+            try:
+                found = parts.kept("attach-cost", part, partial(_switched, kind, windows))
+            except ContenderFailed as error:
+                section.refuse(f"{part}: {error}")
+                continue
+            said.append(found)
+            for number, (on, steps, wall, cpu) in enumerate(found["windows"]):
+                contender = f"{kind.name}, {'attached' if on else 'alone'}"
+                order = len(section.measurements) + 1
+                section.measurements.append(
+                    Measurement(order, start * windows + number // 2, contender, steps, wall, cpu)
                 )
-            )
-        said = found["said"]
-        section.notes.append(
-            f"{name}: {found['wall']['verdict']} within {MARGIN:.1%} after {found['wall']['n']} starts; by the hooks' own account they take "
-            f"{1e6 * said['seconds']:.0f} µs of a step of {1e3 * said['step']:.3g} ms ({said['seconds'] / said['step']:.2%})."
-        )
+        for clock in ("wall", "cpu"):
+            pair = f"{kind.name}, attached", f"{kind.name}, alone"
+            if one := compare(section.measurements, *pair, "share", clock=clock, target=TARGET):
+                section.comparisons.append(one)
+        if said:
+            section.notes.append(_note(kind, said))
     return section
 
 
-def _raced(kind: str, ranks: int, seconds: float) -> dict[str, Any]:
-    variables = [f"{name}={value}" for name, value in {**THREADS, "LINES": "1", "PYTHONWARNINGS": "ignore"}.items()]
-    words = command(kind, ranks, ENDLESS)
-    with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as runs:
-        contenders = [
-            Command("alone", ["env", *variables, *words]),
-            Command("attached", ["env", *variables, ours.executable(), "attach", "--runs", runs, "--", *words]),
-        ]
-        race = Race(contenders, Budget(seconds=seconds, margin=MARGIN))
-        try:
-            race.run()
-        except LockstepError as error:  # its budget was spent before the first round
-            return {"failed": str(error)}
-    if race.failures or not race.ratios():
-        return {"failed": "; ".join(race.failures.values()) or "nothing could be compared"}
-    wall, cpu = race.ratios()[0], race.ratios("cpu")[0]
-    print(f"[attach-cost] {kind}, {ranks}: {wall.effect} ({wall.low} to {wall.high})", file=sys.stderr, flush=True)
-    with Attached(kind, ranks) as seen:
-        said = seen.cost
-    return {
-        "failed": "",
-        "wall": _plain(wall),
-        "cpu": _plain(cpu),
-        "starts": {clock: _by_start(race, clock) for clock in ("wall", "cpu")},
-        "windows": [
-            {name: getattr(window, name) for name in ("contender", "start", "round", "steps", "wall", "cpu")}
-            for window in race.windows
-        ],
-        "said": said,
-    }
+def _note(kind: Kind, said: list[dict[str, Any]]) -> str:
+    alone, more = [], []
+    for found in said:
+        one = {on: [wall / steps for is_on, steps, wall, _ in found["windows"] if is_on == on] for on in (True, False)}
+        alone += one[False]
+        more += [with_ - without for with_, without in zip(one[True], one[False], strict=True)]
+    by_themselves = statistics.median(found["seconds"] for found in said)
+    return (
+        f"{kind.name}: {1e6 * statistics.median(more):+.0f} µs in the median pair of windows, of a step of "
+        f"{1e3 * statistics.median(alone):.3g} ms; by the hooks' own account {1e6 * by_themselves:.0f} µs."
+    )
 
 
-def _plain(ratio: Ratio) -> dict[str, Any]:
-    return {name: getattr(ratio, name) for name in ("effect", "low", "high", "n", "verdict")}
-
-
-def _by_start(race: Race, clock: str) -> list[float]:
-    """The ratio of the two within each start: the mean of its rounds' logarithms."""
-    found: dict[int, dict[int, dict[str, float]]] = {}
-    for window in race.windows:
-        seconds = window.wall if clock == "wall" else window.cpu
-        if seconds > 0:
-            found.setdefault(window.start, {}).setdefault(window.round, {})[window.contender] = seconds / window.steps
-    rounds = {
-        start: [math.log(both["attached"] / both["alone"]) for both in each.values() if len(both) == 2]
-        for start, each in found.items()
-    }
-    return [math.exp(sum(values) / len(values)) for values in rounds.values() if values]
+def _switched(kind: Kind, windows: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as name:
+        file = Path(name) / "windows.json"
+        variables = {**THREADS, "WIDTH": str(kind.width), "SWITCHED": str(file), "WINDOWS": str(windows)}
+        variables["PYTHONWARNINGS"] = "ignore"
+        at = ["--runs", name]
+        words = command(kind.script, kind.ranks, steps_of(windows))
+        run([ours.executable(), "attach", *at, "--name", "seen", "--", *words], variables)
+        summary = json.loads(run([ours.executable(), "show", "seen", *at, "--json"]))
+        found: dict[str, Any] = json.loads(file.read_text())
+    if found["parts"] == 0:
+        raise ContenderFailed("no hook was found that could be taken out")
+    print(f"[attach-cost] {kind.name}: {len(found['windows'])} windows", file=sys.stderr, flush=True)
+    return {"windows": found["windows"], "seconds": summary["hook_seconds"] / summary["steps"]}

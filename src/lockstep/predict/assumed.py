@@ -1,7 +1,7 @@
 """Ranges of predictions from an attached command: nothing of it was fitted or checked, so each assumption is taken at both of its ends.
 
 computing     another start of the same script is up to 10 % faster or slower
-contention    none, or three times what is assumed, where more ranks share a host than were seen
+contention    none, or three times what is assumed, where more or fewer ranks share a host than were seen
 exchange      all of it that can be hidden is hidden, or nothing is; and 10 % either way for every doubling of the ranks
 waiting       none, or twice as much
 """
@@ -29,11 +29,25 @@ def bounds(fit: Fit, seen: Shown, row: Row) -> Interval:
     step, case = row.step, row.case
     assert step
     assert case
-    steady = step.compute + step.wrapper
     few, many = _exchange(fit, seen, row) if case.ranks > 1 else (0.0, 0.0)
-    low = steady / AGAIN + few
-    high = steady * AGAIN + CONTENDED * step.contention + many + LATE * step.waiting
+    least, most = _computing(fit, seen, row)
+    low = least / AGAIN + few
+    high = most + many + LATE * step.waiting
     return Interval(min(low, step.seconds), max(high, step.seconds))
+
+
+def _computing(fit: Fit, seen: Shown, row: Row) -> tuple[float, float]:
+    """The least and the most that a rank may compute: contention is an assumption for other numbers of ranks than were seen."""
+    step, case = row.step, row.case
+    assert step
+    assert case
+    if seen.ranks == 1:
+        steady = step.compute + step.wrapper
+        return steady, steady * AGAIN + CONTENDED * step.contention
+    there = fit.compute.parts(case.micro, 1, seen.ranks)
+    whole = there.compute + there.contention
+    now = step.compute + step.contention
+    return whole - CONTENDED * max(0.0, whole - now), whole * AGAIN + CONTENDED * max(0.0, now - whole)
 
 
 def _exchange(fit: Fit, seen: Shown, row: Row) -> tuple[float, float]:

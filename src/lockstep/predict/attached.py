@@ -30,7 +30,7 @@ from lockstep.predict.waiting import noise_of
 from lockstep.recipe import Recipe
 from lockstep.units import counted
 
-# What ranks that fill a host take longer than one alone, where that was not seen: two ranks that exchange nothing were 1.82 times as fast as one
+# What ranks that fill a host take longer than one alone, where only one of the two was seen: two ranks that exchange nothing were 1.82 times as fast as one
 # here (docs/benchmark-figures.md).
 CONTENTION = 0.1
 # Steps are compared with those next to them: a machine that changes its speed is no spread of single steps.
@@ -165,7 +165,9 @@ def assembled(seen: Shown, placement: Placement, software: list[Software], accum
     point = Point(
         samples=samples, seconds=seconds, backward=step["backward"] / seen.passes, optimizer=step["optimizer"]
     )
-    crowded = msgspec.structs.replace(point, seconds=seconds * (1 + CONTENTION))
+    fills = seen.ranks == 1 or placement.ranks * (placement.threads or 1) >= seen.cores
+    crowded = 1 + CONTENTION if fills else 1.0
+    alone_s, sharing_s = (seconds, seconds * crowded) if seen.ranks == 1 else (seconds / crowded, seconds)
     beyond = step["exchange"] + step["waiting"] * seconds / alone
     return Fit(
         time=seen.created,
@@ -175,7 +177,10 @@ def assembled(seen: Shown, placement: Placement, software: list[Software], accum
         recipe=seen.recipe,
         placement=placement,
         compute=Compute(
-            ranks=placement.ranks, wrapper=0.0, alone=[point], sharing=[point if seen.ranks > 1 else crowded]
+            ranks=placement.ranks,
+            wrapper=0.0,
+            alone=[msgspec.structs.replace(point, seconds=alone_s)],
+            sharing=[msgspec.structs.replace(point, seconds=sharing_s)],
         ),
         together=[Measured(samples=int(samples), seconds=seconds + beyond, beyond=beyond, spread=SHORTEST_S)]
         if seen.ranks > 1
@@ -207,7 +212,9 @@ def remarks(seen: Shown, accumulation: int | None) -> list[str]:
                 "own: attach to it with OMP_NUM_THREADS=1 to ask about ranks of one thread."
             )
     else:
-        found.append("What one rank would take alone was not seen: it is taken to be what each of these took.")
+        found.append(
+            f"What fewer ranks of a host would take was not seen: where these fill it, one alone is taken to be {CONTENTION:.0%} faster."
+        )
     if not seen.timed:
         found.append("When each gradient comes was not seen (the model is compiled): evenly, from the last layer on.")
     if accumulation:
