@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import statistics
 import subprocess
@@ -442,9 +443,9 @@ def test_a_link_cut_for_good_ends_the_run_by_the_timeout(cli: Cli) -> None:
     started = Started(cli, "link=1gbit", "timeout_s=5")
     emulate.cut(started.network, 0)
     errors = started.end(3, seconds=60)
-    assert "lost the other ranks" in errors
-    status = started.run.status()
-    assert (status["state"], status["rank"] in (0, 1)) == ("failed", True)
+    # It depends on where in an exchange the cut falls: one of them may have got its half, and be a call ahead.
+    assert re.search(r"rank \d after step \d+: lost the other ranks|a rank sent may have been lost on its way", errors)
+    assert started.run.status()["state"] == "failed"
     assert len(read_steps(started.run.rank_folder(0) / "steps.bin")) > 20
 
 

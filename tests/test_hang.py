@@ -241,6 +241,18 @@ def test_what_a_slow_link_may_do_is_not_certain(more: dict[str, object]) -> None
     assert not hang.certain
 
 
+def test_ranks_in_the_same_collective_a_call_apart_may_have_lost_a_message() -> None:
+    """A cable that is cut between the two halves of an exchange: one rank has got all it waits for, and goes on."""
+    hang = diagnose({0: site("all_reduce", calls=75), 1: site("all_reduce", calls=76), 2: site("all_reduce", calls=75)})
+    assert hang is not None
+    assert (hang.rank, hang.certain) == (None, False)
+    assert hang.text == (
+        "ranks 0, 2 wait in call 75, all_reduce of float32[3] at t.py:5 (x), "
+        "rank 1 waits in call 76, all_reduce of float32[3] at t.py:5 (x): "
+        "what a rank sent may have been lost on its way, or a rank called once too often"
+    )
+
+
 def test_ranks_in_the_same_collective_and_ranks_that_all_compute_are_no_hang() -> None:
     assert diagnose({0: site("all_reduce"), 1: site("all_reduce", line=8)}) is None
     assert diagnose({0: site(), 1: site()}) is None

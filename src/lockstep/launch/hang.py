@@ -68,6 +68,10 @@ def _mismatch(waiting: Mapping[int, Site], broken: str) -> Hang | None:
     if not same_number:
         waiting = {rank: {**site, "numbered": True} for rank, site in waiting.items()}
     known = all(site["collective"] not in UNKNOWN and not site.get("group") for site in waiting.values())
+    if not same_number and len({key[:-1] for key in keys.values()}) == 1:
+        # A rank leaves a collective when its own part has come, though what it sent may never arrive.
+        lost = "what a rank sent may have been lost on its way, or a rank called once too often"
+        return Hang(f"{_wait(waiting)}: {lost}", None)
     most, votes = counted.most_common(1)[0]
     if 2 * votes > len(keys):
         odd = {rank: site for rank, site in waiting.items() if keys[rank] != most}

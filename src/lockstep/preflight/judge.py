@@ -247,9 +247,10 @@ def _memory(nodes: Sequence[Node]) -> Iterator[Finding]:
 def _writes(nodes: Sequence[Node]) -> Iterator[Finding]:
     times = {node.rank: [1 / mbs for mbs in node.write] for node in nodes if node.write}
     for rank, each in slow(times, WRITE, FEWEST_WRITES).items():
-        yield Finding(
-            "write", nodes[rank].name, f"writes into the shared folder {each}", "look at its mount and network"
-        )
+        if not busy_cores(nodes[rank]):  # or it is named already, and that is why
+            yield Finding(
+                "write", nodes[rank].name, f"writes into the shared folder {each}", "look at its mount and network"
+            )
 
 
 def _links(seen: Seen) -> Iterator[Finding]:
