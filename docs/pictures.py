@@ -102,9 +102,10 @@ def charts() -> None:
         shutil.copy(folder / "comms.svg", HERE / "pictures" / "comms.svg")
 
 
-def terminal(command: str) -> Console:
-    out = Console(record=True, width=112, force_terminal=True, highlight=False, file=io.StringIO())
-    out.print(Text(command, style="bold"))
+def terminal(command: str = "", width: int = 112) -> Console:
+    out = Console(record=True, width=width, force_terminal=True, highlight=False, file=io.StringIO())
+    if command:
+        out.print(Text(command, style="bold"))
     return out
 
 

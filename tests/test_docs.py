@@ -10,14 +10,10 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-import click
 import pytest
 
 from lockstep.cli.commands import COMMANDS
-from lockstep.cli.commands import cli as cli_group
-from lockstep.errors import InputError
 from lockstep.settings import all_keys
-from lockstep.words import read_words
 from support import Cli
 
 ROOT = Path(__file__).parents[1]
@@ -39,43 +35,6 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_commands_exist(page: Path) -> None:
     for name in re.findall(r"(?:^|`|\$ )\s*lockstep ([a-z]+)\b", page.read_text(), flags=re.MULTILINE):
         assert name in COMMANDS, f"{page.name} names 'lockstep {name}'"
-
-
-# Its commands need the package that it writes; a test of its own installs that and runs them.
-OFFERED = ("extending.md",)
-
-
-def typed(page: Path) -> list[list[str]]:
-    """The command lines that stand by themselves, without the remark behind them. One with an ellipsis is not whole."""
-    found = re.findall(r"^    lockstep ([^\n|>&]*)$", page.read_text(), flags=re.MULTILINE)
-    lines = [re.split(r"\s{2,}|\s# ", line)[0] for line in found]
-    return [shlex.split(line) for line in lines if line and "…" not in line and not re.search(r"\b[A-Z]{3,}\b", line)]
-
-
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if typed(page) and page.name not in OFFERED], ids=lambda page: page.name
-)
-def test_commands_are_accepted(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each one with its options, and of those that train with its keys and their values."""
-    monkeypatch.chdir(ROOT)
-    for words in typed(page):
-        command, rest = cli_group.get_command(click.Context(cli_group), words[0]), words[1:]
-        while (
-            isinstance(command, click.Group)
-            and rest
-            and (inner := command.get_command(click.Context(command), rest[0]))
-        ):
-            command, rest = inner, rest[1:]
-        assert command is not None, words
-        try:
-            context = command.make_context(words[0], list(rest))
-            if words[0] in ("run", "verify", "tune"):
-                read_words(
-                    [word for word in context.params.get("words") or () if "=" in word and not word.startswith("-")]
-                )
-        except (click.ClickException, InputError) as error:
-            told = error.format_message() if isinstance(error, click.ClickException) else str(error)
-            raise AssertionError(f"{page.name}: lockstep {shlex.join(words)}: {told}") from None
 
 
 def test_every_key_is_documented() -> None:

@@ -33,6 +33,10 @@ def requested(
         )
     recipe, placement = resumed(earlier, ours) if earlier else read_words(ours, base)
     resume_from = str(earlier.folder.absolute()) if earlier else None
+    if earlier and not (options.get("checkpoint_every") or options.get("checkpoint_steps")):
+        # What was kept so far is kept on: it may be interrupted again.
+        was = earlier.spec().options
+        options |= {"checkpoint_every": was.checkpoint_every, "checkpoint_steps": was.checkpoint_steps}
     return recipe, placement, Options(resume_from=resume_from, script=script, script_args=script_args, **options)
 
 
