@@ -136,6 +136,9 @@ def test_only_how_long_and_where_may_change(module_cli: Cli, alone: dict[str, An
     assert "seed was 7; only epochs, max_steps, early_stopping, fused and the placement may change" in message
     longer = module_cli.run("--resume", first["id"], "epochs=2")
     assert Run(Path(longer["run"])).has_checkpoint, "it may be interrupted again"
+    same = module_cli.run("--resume", longer["id"])
+    assert Run(Path(same["run"])).has_checkpoint
+    assert same["weights_sha256"] == longer["weights_sha256"]
     assert longer["weights_sha256"] == alone["weights_sha256"]
     # Other kernels round otherwise, as another placement does; the checkpoint is the same one.
     other = module_cli.run("--resume", first["id"], "epochs=2", "fused=auto")

@@ -109,6 +109,7 @@ def in_small(words: Words) -> Words:
     match words[0]:
         case "run" if "--resume" not in words and "train.py" not in words:
             words += ours if "loss=next-token" not in words else ["train_limit=256", "test_limit=64"]
+            words += ["threads=1"] if "examples/slurm.toml" in words else []
         case "verify" if not rest:
             words += [] if "data=sets.py:load" in words else ours
         case "race":
@@ -118,7 +119,7 @@ def in_small(words: Words) -> Words:
             elif "$" not in line:
                 words += ["--all", " ".join(ours)]
         case "tune":
-            words += [*ours, "--budget", "10s"]
+            words += [*ours, "--budget", "15s"]
         case "predict" if "last" not in words and "one" not in words:
             words += ours
         case "explain" if "--measure" in words:
@@ -273,7 +274,8 @@ def test_commands_work(page: Path, at_desk: Cli) -> None:
 )
 def test_commands_work_on_slurm(page: Path, at_desk: Cli, cluster: Cluster) -> None:
     at_desk.environment |= cluster.environment
-    carry_out(at_desk, page, sorted(chosen(page, slurm=True), key=lambda words: words[0] != "comms"))
+    fit = [["predict", "last", "--measure"]] if page.stem == "predict" else []
+    carry_out(at_desk, page, [*fit, *sorted(chosen(page, slurm=True), key=lambda words: words[0] != "comms")])
 
 
 def test_what_is_not_carried_out_is_still_on_a_page() -> None:

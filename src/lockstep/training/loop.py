@@ -66,6 +66,10 @@ class Trainer:
         """All epochs, up to the results in the run folder."""
         self._member.running()
         self._progress.start()
+        if self._step >= self._context.plan.total_steps:
+            self._checkpoint(
+                at_end=True
+            )  # resumed where nothing was left to train: it can be resumed for longer all the same
         while self._stopped is None and self._step < self._context.plan.total_steps:
             self._epoch()
         epoch = self._back_to_best()
