@@ -67,9 +67,8 @@ class Trainer:
         self._member.running()
         self._progress.start()
         if self._step >= self._context.plan.total_steps:
-            self._checkpoint(
-                at_end=True
-            )  # resumed where nothing was left to train: it can be resumed for longer all the same
+            # Resumed where nothing was left to train: it can be resumed for longer all the same.
+            self._checkpoint(at_end=True)
         while self._stopped is None and self._step < self._context.plan.total_steps:
             self._epoch()
         epoch = self._back_to_best()
