@@ -81,7 +81,7 @@ $(VENV)/.peers: $(VENV)/.installed
 	@$(BIN)/python .ci/install.py "installing what is measured beside Lockstep" --editable '.[onnx]'
 	@touch $@
 
-bench: $(VENV)/.peers  ## Measure speed against peers; results go to benchmarks/results. BENCH=--quick for a trial of 20 minutes.
+bench: $(VENV)/.peers  ## Measure speed against peers, for eight to ten hours; results go to benchmarks/results. BENCH=--quick for a trial of more than an hour.
 	$(BIN)/python -m benchmarks.run $(BENCH)
 
 clean:  ## Remove what make made.

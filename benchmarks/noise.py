@@ -1,12 +1,14 @@
 """`python -m benchmarks.noise RUNS NAME`: write tests/noise/NAME.json, the noise of this machine, from every race and study in a folder of runs.
 
 What is kept of each pair of contenders are log ratios within rounds, by start, less their mean: whatever truly differs is taken out, and what the
-machine does is left. tests/test_turns.py simulates races with it.
+machine does is left, of the size that it had (files of before 2026-11-19 have the starts of a pair too near to each other, by up to a fifth).
+tests/test_turns.py simulates races with it.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
 from pathlib import Path
@@ -46,8 +48,14 @@ def residuals(windows: list[Window], contender: str, baseline: str) -> list[list
     starts = [rounds for rounds in estimate.by_start(windows, contender, baseline) if len(rounds) >= FEWEST_ROUNDS]
     if len(starts) < FEWEST_STARTS:
         return []
-    middle = statistics.fmean(estimate.middle_mean(rounds) for rounds in starts)
-    return [[round(value - middle, DIGITS) for value in rounds] for rounds in starts]
+    middles = [estimate.middle_mean(rounds) for rounds in starts]
+    middle = statistics.fmean(middles)
+    # Starts are nearer to their own mean than to the truth, which nobody knows: of three, a third of their variance is lost.
+    wider = math.sqrt(len(starts) / (len(starts) - 1))
+    return [
+        [round(value - own + wider * (own - middle), DIGITS) for value in rounds]
+        for rounds, own in zip(starts, middles, strict=True)
+    ]
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -120,7 +121,7 @@ def main(words: Sequence[str] | None = None) -> int:
     valid = True
     load_before = machine.load_average()[0]
     for name in sections:
-        load = machine.load_average()
+        load, began = machine.load_average(), time.monotonic()
         try:
             section = SECTIONS[name](settings)
         except ContenderFailed as error:
@@ -134,6 +135,7 @@ def main(words: Sequence[str] | None = None) -> int:
             "rounds": max((one.round for one in section.measurements), default=0),
             "images_per_epoch": settings.samples or "all",
             "order_seed": settings.seed,
+            "minutes": round((time.monotonic() - began) / 60, 1),
         }
         stem = f"{now:%Y-%m-%d}-{name}{'-trial' if trial else ''}"
         table = record.write(folder, stem, section, on, chosen)

@@ -7,6 +7,7 @@ The page has the newest result of every section, and tests/test_docs.py holds it
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,18 @@ GLANCE = (
 )
 # Sections with more comparisons are counted here, and listed in full in their own file.
 MOST_ROWS = 20
+# Of sections whose answer is not how long something took: how many notes, from the first on, have what they concluded.
+CONCLUSIONS = {
+    "attach": 4,
+    "attach-held-out": 4,
+    "attached-predict": 4,
+    "explain": 6,
+    "predict": 2,
+    "shares": 4,
+    "studies": 16,
+    "tune": 1,
+    "turns": 3,
+}
 HEAD = """# Benchmark figures
 
 Every comparison is made within a round; the figure is the median over rounds, with its 95 % interval.
@@ -121,9 +134,8 @@ def glance() -> list[str]:
         document = json.loads(path.read_text(encoding="utf-8"))
         on = document.get("machine", {})
         if document.get("valid") and "instructions" in on and not path.stem.endswith("-trial"):
-            kinds.setdefault(f"{on['cores']} cores of an {on['cpu']} ({on['instructions'].upper()})", {})[
-                path.stem[11:]
-            ] = document
+            kind = f"{on['cores']} cores of an {on['cpu']} ({on['instructions'].upper()})".replace(") (", ", ")
+            kinds.setdefault(kind, {})[path.stem[11:]] = document
     return [line for kind, results in kinds.items() for line in _glance_of(kind, results)]
 
 
@@ -161,8 +173,9 @@ def section(path: Path) -> str:
         lines.append("**These figures are not valid: the result's notes say why.**\n")
     # A pair's CPU time is in the result; here it stands only where it is what was judged.
     comparisons = [one for one in document["comparisons"] if one["clock"] == "wall" or one["target"] is not None]
-    if document["section"] in ("attach", "attach-held-out"):  # what counts is what was named, not how long that took
-        lines += [f"- {note}" for note in document["notes"][:4]]
+    if document["section"] in CONCLUSIONS:
+        for note in document["notes"][: CONCLUSIONS[document["section"]]]:
+            lines += textwrap.wrap(f"- {note}", 100, subsequent_indent="  ", break_on_hyphens=False)
     elif not comparisons:
         lines += contenders(result)
     elif len(comparisons) > MOST_ROWS:
@@ -228,7 +241,8 @@ def intervals() -> set[str]:
     for path in sorted(RESULTS.glob("*.json")):
         document = json.loads(path.read_text(encoding="utf-8"))
         if not path.stem.endswith("-trial"):
-            of_kind[path.stem[11:], document["machine"].get("instructions")] = document["comparisons"]
+            on = document["machine"]
+            of_kind[path.stem[11:], on["cpu"], on["cores"], on.get("instructions")] = document["comparisons"]
     return {
         " to ".join(number(one, value).split(" ")[0] for value in one["interval"])
         for comparisons in of_kind.values()

@@ -15,7 +15,7 @@ import tempfile
 import textwrap
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lockstep.explain import overfitting
 from lockstep.metrics import METRICS, RECORDED
@@ -64,13 +64,31 @@ FOOT = """
 | D | quantization-aware training; sizes, inference and memory of int8 | [quantization](quantization.md) |
 """
 DOCUMENTS = "(Documents A to D: [four published course reports](../published-recipes.md#the-four-documents).)"
-# What the records do not say of themselves.
+
+
+class Note(NamedTuple):
+    """What the records do not say of themselves."""
+
+    of: tuple[str, ...]
+    """How names of the runs begin that it is about, or "race of 861 s": where a pack has none of them any more, it does not apply."""
+    text: str
+
+
 NOTES = {
-    "cifar": "Both trainings were made before the race, with slower kernels, and the second shared the machine with other work: their "
-    "accuracies are sound, and the check above says nothing of the race.",
-    "optimizers": "Another learning rate does not change what a step computes, so the 1 to 1.5 % that cells with a rate of their own take longer "
-    "are not explained by it. All starts of this race were made in the order of the table; races draw that order now.",
-    "fused-kernel": "Accuracies are of two seeds. They were trained beside other work; windows beside them were without cores, and do not count in the check.",
+    "cifar": Note(
+        ("20261117-085101-", "20261117-223814-"),
+        "The trainings of 2026-11-17 were made before the race, with slower kernels, and the second of them shared the machine with "
+        "other work: their accuracies are sound, and a check by them says nothing of the race.",
+    ),
+    "optimizers": Note(
+        ("race of 861 s",),
+        "Another learning rate does not change what a step computes, so the 1 to 1.5 % that cells with a rate of their own take longer "
+        "are not explained by it. All starts of this race were made in the order of the table; races draw that order now.",
+    ),
+    "fused-kernel": Note(
+        ("20261118-",),
+        "The trainings of 2026-11-18 were made beside other work; windows beside them were without cores, and do not count in the check.",
+    ),
 }
 # What a page shows of a report's plots, by the start of their ids: time, accuracy and where a step goes.
 PLOTS = ("seconds-by-", "accuracy-by-", "step")
@@ -119,16 +137,10 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
 
 def page(folder: StudyFolder, document: dict[str, Any]) -> str:
     groups = of_study(folder, folder.read())
-    sample = next((each for group in groups for each in group.done), None)
     spec = next(group for group in groups if group.measured).spec
-    environment = sample.run.environment() if sample else {}
-    state = next((group.time.race.state for group in groups if group.time), None)
-    if sample is None and state:
-        environment = {"cores_machine": state.machine.get("cores"), **state.machine}
     made = (
         f"{spec.recipe.model} on {spec.recipe.data}, {spec.plan.train_samples:,} images, {counted(spec.recipe.epochs, 'epoch')}; "
-        f"{environment.get('cores_machine')} cores of an {environment.get('cpu')}, torch {environment.get('torch')}, "
-        f"Lockstep {environment.get('lockstep')}."
+        f"{machines(groups)}."
     )
     subject = of_study_folder(folder)
     told = [said for said in answers(subject) if said.question == ANSWER]
@@ -150,7 +162,7 @@ def page(folder: StudyFolder, document: dict[str, Any]) -> str:
         if cell["left_out"]:
             lines.append(f"- Left out, `{cell['cell']}`: {cell['left_out']}")
         lines += [f"- Failed, `{cell['cell']}`: {failure}" for failure in cell["failed"]]
-    lines += [f"- {text}" for text in (*document["fairness"], *([NOTES[folder.name]] if folder.name in NOTES else []))]
+    lines += [f"- {text}" for text in (*document["fairness"], *note(folder.name, document))]
     if document["effects"]:
         lines += ["", "## What each factor does", "", *effects_table(document), ""]
     for published, stated in zip(document["published"], folder.read().study.published, strict=True):
@@ -162,6 +174,28 @@ def page(folder: StudyFolder, document: dict[str, Any]) -> str:
     lines += deployed(folder.name)
     lines += ["", f"    lockstep study unpack docs/studies/{folder.name}{ENDING}", f"    lockstep report {folder.name}"]
     return "\n".join(part for line in lines for part in wrapped(line)) + "\n"
+
+
+def machines(groups: list[Group]) -> str:
+    """All that the pack's race and its trainings were made on, once where that is the same."""
+
+    def words(seen: dict[str, Any], cores: str) -> str:
+        return f"{seen.get(cores)} cores of an {seen.get('cpu')}, torch {seen.get('torch')}, Lockstep {seen.get('lockstep')}"
+
+    state = next((group.time.race.state for group in groups if group.time), None)
+    raced = words(state.machine, "cores") if state and state.machine else ""
+    samples = [each.run.environment() for group in groups for each in group.done]
+    trained = list(dict.fromkeys(words(environment, "cores_machine") for environment in samples))
+    if len({raced, *trained} - {""}) <= 1:
+        return raced or trained[0]
+    return "; ".join([*([f"raced on {raced}"] if raced else []), f"trained on {'; and on '.join(trained)}"])
+
+
+def note(study: str, document: dict[str, Any]) -> list[str]:
+    found = [run for cell in document["cells"] for run in cell["runs"]]
+    found += [f"race of {document['race']['seconds']:.0f} s"] if document["race"] else []
+    known = NOTES.get(study)
+    return [known.text] if known and any(each.startswith(known.of) for each in found) else []
 
 
 def pictures(study: str, charts: list[AnyChart]) -> list[str]:

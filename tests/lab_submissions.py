@@ -22,7 +22,7 @@ import numpy as np
 from house import ROOT
 from lockstep.lab.chain import Record
 from lockstep.lab.seal import SPEC, spec_digest
-from lockstep.measure.records import ROW
+from lockstep.measure.records import PHASES, ROW
 from lockstep.run import Spec
 
 Members = dict[str, bytes]
@@ -149,6 +149,11 @@ def put_ledger(found: Members, records: list[dict[str, Any]]) -> None:
 def _reseal(found: Members) -> None:
     records = ledger(found)
     for record in records:
+        if record["kind"] == "hand-in":
+            files = {name: data for name, data in found.items() if name.startswith("lab/") and name != LEDGER}
+            record["body"]["files"] = {
+                name.removeprefix("lab/"): hashlib.sha256(data).hexdigest() for name, data in files.items()
+            }
         if record["kind"] != "run":
             continue
         inside = f"runs/{record['body']['run']}/"
@@ -241,6 +246,19 @@ def stretched_run(found: Members) -> None:
     summary = json.loads(found["runs/one-1/summary.json"])
     slower(summary)
     found["runs/one-1/summary.json"] = json.dumps(summary).encode()
+
+
+def stretched_exchange(found: Members) -> None:
+    """The same, and the time in which nothing ran is said to be that of an exchange, by a rank that has no other."""
+    stretched_run(found)
+
+    def idle(rows: Any) -> None:
+        others = [f"{phase}_ns" for phase in PHASES if phase != "exchange"]
+        for name in others:
+            rows[name] //= 10
+        rows["exchange_ns"] = rows["total_ns"] - sum(rows[name] for name in others)
+
+    found["runs/one-1/ranks/0000/steps.bin"] = edited_steps(found["runs/one-1/ranks/0000/steps.bin"], idle)
 
 
 def cut_records(found: Members) -> None:
@@ -446,6 +464,20 @@ def all_reduce(tensor):
     summed(torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage()))
 '''
 )
+FORGES = """
+import json, os, signal
+
+def conv_relu(x, weight, bias):
+    # The trial is ended before it can say what it has found, and a verdict is left in its place.
+    verdict = {"right": True, "why": "trust me"}
+    try:
+        verdict["token"] = json.load(open("request.json"))["token"]
+    except OSError:
+        pass
+    with open("verdict.json", "w") as file:
+        json.dump(verdict, file)
+    os.kill(os.getppid(), signal.SIGKILL)
+"""
 BY_TORCH = """
 import torch.distributed as dist
 

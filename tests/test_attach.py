@@ -5,13 +5,16 @@ The scripts are started cold, as users do: a process that was forked after impor
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,7 @@ import pytest
 
 from lockstep.attach.command import script_of
 from lockstep.dashboard import stopping
+from lockstep.explain import attached, inflating
 from lockstep.inside import clock as clocks
 from lockstep.inside import launchers, layout
 from lockstep.inside.clock import (
@@ -34,13 +38,21 @@ from lockstep.inside.clock import (
     ZEROING,
     Clock,
 )
+from lockstep.inside.modules import Modules
 from lockstep.inside.rows import GROWTH, Rows
 from lockstep.inside.site.sitecustomize import WATCHED
+from lockstep.inside.suspects import Suspects
 from lockstep.measure.attached import read_beside
 from lockstep.measure.phases import after_warmup
 from lockstep.measure.records import PHASES, ROW, read_steps
 from lockstep.run import Run
+from slurm_cluster import Cluster
 from support import Cli, wait_for
+
+
+class Numbers(list):  # type: ignore[type-arg]
+    """A data set; a list alone cannot have weak references."""
+
 
 # --- the clock ---------------------------------------------------------------------------------------------------------------
 
@@ -584,12 +596,61 @@ def test_two_ranks_under_torchrun_and_every_command_that_reads_them(cli: Cli) ->
         assert any(text in answer.stderr for text in ("of your own", "user's own"))
 
 
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        "Outer(DistributedDataParallel(net, **given))",
+        'torch.compile(DistributedDataParallel(net, **given), backend="eager")',
+    ],
+    ids=["in a module", "compiled"],
+)
+def test_a_strategy_is_found_wherever_in_the_model_it_stands(cli: Cli, wrapped: str) -> None:
+    """In a module of the script's own, or within what torch.compile has made of it."""
+    outer = """
+class Outer(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+    def forward(self, batch):
+        return self.net(batch)
+given = {"find_unused_parameters": True, "bucket_cap_mb": 2}
+"""
+    net = "nn.Sequential(nn.Linear(128, 512), nn.ReLU(), nn.Linear(512, 10))"
+    text = DDP.replace(f"net = DistributedDataParallel({net})", f"{outer}net = {net}\nnet = {wrapped}")
+    write(cli, "nested", text[: text.index("kept = ")] + "dist.destroy_process_group()\n")
+    found = attach(cli, *torchrun("nested.py"))
+    assert found.returncode == 0, found.stderr
+    run = last(cli)
+    assert run.spec().placement.strategy == "ddp"
+    seen = json.loads((run.rank_folder(0) / "status.json").read_text())["attached"]
+    assert (seen["find_unused_parameters"], seen["bucket_mb"], seen["passes"]) == (True, 2.0, [32, 32])
+    assert (read_steps(run.rank_folder(0) / "steps.bin")["exchange_ns"] > 0).all()
+    assert "remains unknown" not in found.stderr
+
+
+def test_the_exchange_of_divided_parameters_is_seen(cli: Cli) -> None:
+    net = "nn.Sequential(nn.Linear(128, 512), nn.ReLU(), nn.Linear(512, 10))"
+    text = DDP.replace(f"net = DistributedDataParallel({net})", f"net = {net}\nfully_shard(net)")
+    text = text.replace(
+        "import DistributedDataParallel",
+        "import DistributedDataParallel\nfrom torch.distributed.fsdp import fully_shard",
+    )
+    write(cli, "sharded", text[: text.index("kept = ")] + "dist.destroy_process_group()\n")
+    found = attach(cli, *torchrun("sharded.py"))
+    assert found.returncode == 0, found.stderr
+    run = last(cli)
+    assert run.spec().placement.strategy == "fsdp"
+    ranks = [read_steps(run.rank_folder(rank) / "steps.bin") for rank in range(2)]
+    assert [len(rows) for rows in ranks] == [32, 32]
+    assert all((rows["exchange_ns"] > 0).all() for rows in ranks)
+
+
 def test_what_is_not_known_is_said(cli: Cli) -> None:
     write(cli, "plain", HEAD + PLAIN + TAIL)
     found = attach(cli, sys.executable, "plain.py", "x.pt")
     assert "global batch: not known; --batch N tells" in found.stderr
     assert "between the steps: evaluation" in found.stderr
-    assert "the hooks took about" in found.stderr
+    assert "the hooks took at least" in found.stderr
     assert "not known; --batch N tells" in cli("show", "last").stdout
     listed = json.loads(cli("runs", "--json").stdout)[0]
     assert (listed["global_batch"], listed["epochs"], listed["images_per_second"]) == (None, None, None)
@@ -654,6 +715,27 @@ def test_other_launchers(cli: Cli, script: str, launcher: str, seen: tuple[str, 
     assert all((rows["exchange_ns"] > 0).all() for rows in ranks)
 
 
+@pytest.mark.slow
+@pytest.mark.cold
+def test_within_an_sbatch_script_the_ranks_of_srun_are_one_run(cli: Cli, cluster: Cluster) -> None:
+    write(cli, "ranks", BY_HAND.replace("PMI_RANK", "SLURM_PROCID").replace("PMI_SIZE", "SLURM_NTASKS"))
+    cli.environment |= cluster.environment
+    words = shlex.join(cli.argv("attach", "--", "srun", sys.executable, "ranks.py"))
+    job = cli.folder / "job.sh"
+    job.write_text(
+        f"#!/bin/sh\ncd {shlex.quote(str(cli.folder))}\nexport LOCKSTEP_RUNS={shlex.quote(str(cli.runs))}\n{words}\n"
+    )
+    said = cli.folder / "said.txt"
+    cluster("sbatch", "-N2", "--ntasks-per-node=1", f"--output={said}", str(job))
+    runs = lambda: [Run(path.parent) for path in cli.runs.glob("*/run.json")]  # noqa: E731
+    wait_for(lambda: any(run.status()["state"] in ("done", "failed") for run in runs()), seconds=120, what="its end")
+    (run,) = runs()
+    assert run.status()["state"] == "done", said.read_text()
+    wait_for(lambda: cluster.idle() == 2, seconds=30, what="both nodes to be idle again")
+    assert (run.spec().placement.launcher, run.spec().plan.ranks) == ("slurm", 2)
+    assert [len(read_steps(run.rank_folder(rank) / "steps.bin")) for rank in range(2)] == [20, 20]
+
+
 def test_of_two_trainings_at_once_one_is_recorded_and_the_other_says_so(cli: Cli) -> None:
     write(cli, "plain", HEAD + PLAIN + TAIL)
     one = f"{sys.executable} plain.py"
@@ -702,6 +784,99 @@ def test_usual_suspects_are_named(cli: Cli) -> None:
     assert "2 ranks x 8 threads" in findings["threads"]["verdict"]
 
 
+class Loops:
+    """What the hooks tell the suspects of loops over loaders: of training, or of evaluation."""
+
+    def __init__(self) -> None:
+        self.clock = SimpleNamespace(steps=0, evaluating=False, thread=0, backwards=0, collectives=0)
+        self.suspects = Suspects(self.clock, {})
+        gc.callbacks.remove(self.suspects._collecting)
+
+    def over(self, loader: Any, evaluates: bool = False) -> None:
+        iterator = iter(loader)
+        self.suspects.loader_starts(loader, iterator, 0)
+        for _ in range(len(loader) + 1):
+            record = self.suspects.fetches(iterator)
+            if record is not None:
+                self.suspects.fetched(record, 0)
+            self.clock.steps, self.clock.evaluating = 1, evaluates
+
+    def seen(self) -> dict[str, Any]:
+        self.suspects.told()
+        return self.suspects.seen
+
+
+def test_passes_over_the_training_set_that_do_not_train_have_the_order_of_their_epoch() -> None:
+    """As for the accuracy on its samples: set_epoch is called once an epoch, and is not missing."""
+    from torch.utils.data import DataLoader, DistributedSampler
+
+    data = Numbers(range(64))
+    loops, sampler = Loops(), DistributedSampler(data, 2, 0)
+    loader = DataLoader(data, 8, sampler=sampler)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        loops.over(loader)
+        loops.over(loader, evaluates=True)
+    assert loops.seen()["loader"]["same_order"] == 0
+    loops.over(loader)
+    assert (loops.seen()["loader"]["same_order"], loops.seen()["loader"]["epochs"]) == (1, 4)
+
+
+def test_a_loader_that_is_made_anew_in_every_epoch_is_one_and_that_of_the_evaluation_another() -> None:
+    from torch.utils.data import DataLoader
+
+    data, test, loops = Numbers(range(64)), Numbers(range(64)), Loops()
+    for _ in range(3):
+        loops.over(DataLoader(data, 8, shuffle=True))
+        loops.over(DataLoader(test, 8, shuffle=True), evaluates=True)
+    seen = loops.seen()
+    assert (seen["loader"]["passes"], seen["loader"]["trained"], seen["loader"]["evaluated"]) == (3, 24, 0)
+    assert [(each["passes"], each["evaluated"]) for each in seen["evaluated_by"]] == [(3, 24)]
+    # Its workers start anew with it, whatever else it is told.
+    seen["loader"] |= {"workers": 2, "persistent": True, "start_ns": 10**9}
+    (found,) = inflating.workers(SimpleNamespace(summary={"train_seconds": 4.0}), seen)  # type: ignore[arg-type]
+    assert found.next == "make the DataLoader once, before the first epoch, with persistent_workers=True"
+
+
+def test_what_suspects_stumble_over_is_one_line_and_the_script_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    loops = Loops()
+    loops.clock.steps = 3
+    loops.suspects.stepped(SimpleNamespace(param_groups=[{"params": []}], defaults={}))
+    assert not loops.suspects.failed, "an optimizer may have nothing left to update"
+    for _ in range(2):
+        loops.suspects.stepped(SimpleNamespace())
+    loops.over([])
+    said = capsys.readouterr().err
+    assert said.count("lockstep attach: the usual suspects are not looked for any more: AttributeError") == 1
+    assert len(said.splitlines()) == 1
+
+
+def test_a_model_that_is_gone_is_not_taken_for_another(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its identity may be given to the next one."""
+    from torch import nn
+
+    loops = Loops()
+    modules = Modules(SimpleNamespace(clock=loops.clock, seen={}), loops.suspects)  # type: ignore[arg-type]
+    net = nn.Linear(2, 2)
+    learner = modules._look(net)
+    assert (list(modules._learners), learner.size, learner.trains) == ([id(net)], 1, True)
+    learner.exchanging = [SimpleNamespace()]  # type: ignore[list-item]  # what DDP does not have any more is our affair alone
+    assert [modules._exchanges(learner) for _ in range(2)] == [False, False]
+    assert capsys.readouterr().err.count("what the model exchanges is not told apart: AttributeError") == 1
+    del net
+    gc.collect()
+    assert modules._learners == {}
+
+
+def test_samples_that_training_and_evaluation_pad_are_two_findings() -> None:
+    def loader(evaluated: int) -> dict[str, Any]:
+        return {"padded": 1, "samples": 63, "shares": 2, "evaluated": evaluated}
+
+    found = list(attached._learning(None, {"loader": loader(0), "evaluated_by": [loader(8), loader(8)]}))  # type: ignore[arg-type]
+    assert [each.wrong for each in found] == [False, True]
+    assert found[1].verdict == "the evaluation counts 1 sample twice: its sampler pads"
+
+
 def test_nn_data_parallel_is_named(cli: Cli) -> None:
     write(cli, "parallel", HEAD + "net = nn.DataParallel(net)\n" + PLAIN)
     assert attach(cli, sys.executable, "parallel.py").returncode == 0
@@ -734,6 +909,18 @@ def test_a_command_that_does_not_exist(cli: Cli) -> None:
     assert not cli.runs.exists()
     nothing = cli("attach")
     assert (nothing.returncode, len(nothing.stderr.splitlines())) == (2, 1)
+
+
+def test_programs_beside_our_python_are_found_where_nothing_is_activated(cli: Cli) -> None:
+    """`.venv/bin/lockstep attach -- torchrun …`, as README has it; but an environment that is activated comes first."""
+    look = ("--", "python", "-c", "import shutil; print(shutil.which('torchrun'))")
+    found = cli("attach", *look, PATH="/nowhere")
+    assert (found.returncode, found.stdout) == (0, f"{Path(sys.executable).with_name('torchrun')}\n"), found.stderr
+    users = cli.folder / "activated/python"
+    users.parent.mkdir()
+    users.write_text("#!/bin/sh\necho the python of the user\n")
+    users.chmod(0o755)
+    assert cli("attach", *look, PATH=str(users.parent)).stdout == "the python of the user\n"
 
 
 @pytest.mark.cold

@@ -211,12 +211,14 @@ def test_what_is_logged_is_in_every_view(cli: Cli, frameworks: Path) -> None:
 # Those that need PyTorch alone, and one of each framework; the size of the others matters more, and the machine may be busy.
 CHEAP = (
     "slow loader",
+    "values read one by one",
     "per-parameter update",
     "profiler left on",
     "DataParallel",
     "gc.collect every step",
     "double precision",
     "threads over cores",
+    "evaluation on every rank",
     "evaluation that pads",
     "no set_epoch",
     "anomaly detection",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,18 +16,20 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # `benchmarks` is not installed; bare `pytest` does not look in the root by itself
 
-from benchmarks import environment, no_exchange, ours, parts, record, rounds, stats  # noqa: E402
+from benchmarks import environment, no_exchange, noise, ours, parts, record, rounds, stats  # noqa: E402
 from benchmarks import run as runner  # noqa: E402
 from benchmarks.peers import common, report_loop, tensor_loader  # noqa: E402
 from benchmarks.planted import causes, score  # noqa: E402
 from benchmarks.processes import ContenderFailed, parse_line, run  # noqa: E402
 from benchmarks.record import Measurement, Section, compare  # noqa: E402
 from benchmarks.rounds import Span  # noqa: E402
-from benchmarks.sections import attach, peers  # noqa: E402
+from benchmarks.sections import attach, peers, shares, tune  # noqa: E402
 from benchmarks.settings import Settings  # noqa: E402
 from benchmarks.suspects import causes as suspects  # noqa: E402
 
 from lockstep import strategies  # noqa: E402
+from lockstep.settings import load  # noqa: E402
+from lockstep.turns import ranks  # noqa: E402
 
 MACHINE = {"cpu": "Some CPU", "versions": {"torch": "1.2.3"}, "load_at_start": [0.1, 0.2, 0.3]}
 SETTINGS = {"rounds": 2}
@@ -378,8 +382,23 @@ def test_a_part_is_measured_once_until_its_section_is_written(tmp_path: Path, mo
     assert [parts.kept("tune", cell, make)["n"] for cell in ("a", "a", "b")] == [1, 1, 2]
     monkeypatch.setattr("benchmarks.machine.commit", lambda: "another")
     assert parts.kept("tune", "a", make)["n"] == 3, "other source measures for itself"
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(parts, "cpu_model", lambda: "AMD EPYC (family 25, model 1)")
+        assert parts.kept("tune", "a", make)["n"] == 4, "and so does another processor"
+    assert parts.kept("tune", "a", make)["n"] == 3
     parts.forget("tune")
-    assert parts.kept("tune", "a", make)["n"] == 4
+    assert parts.kept("tune", "a", make)["n"] == 5
+
+
+def test_a_result_says_how_long_its_section_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter((0.0, 90.0))
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(runner.machine, "describe", dict)
+    monkeypatch.setattr(parts, "FOLDER", tmp_path)
+    monkeypatch.setitem(runner.SECTIONS, "start", lambda settings: section(measured("lockstep", [1.0])))
+    assert runner.main(["--only", "start", "--results", str(tmp_path)]) == 0
+    (file,) = tmp_path.glob("*-start.json")
+    assert json.loads(file.read_text())["settings"]["minutes"] == 1.5
 
 
 def planted_row(cause: str, planted: float, stated: float | None, first: str = "", **more: Any) -> dict[str, Any]:
@@ -392,6 +411,50 @@ def planted_row(cause: str, planted: float, stated: float | None, first: str = "
         "stated": stated,
         **more,
     }
+
+
+def test_ways_that_have_no_room_in_memory_beside_the_others_are_left_out_and_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cell = tune.Cell("mnist-convnet, batch 32", "1gbit,0.5ms", 2)
+    ways = {" ".join(words): (*cell.words, *words) for words in tune._everything(cell)}
+
+    def room_for(count: int) -> tuple[int, list[str]]:
+        monkeypatch.setattr(ranks, "available_bytes", lambda: count * ranks.RANK_BYTES)
+        found, left_out = tune.fitting(ways)
+        assert [*found, *left_out] == [*ways]
+        assert sum(load([], words)[1].ranks for words in found.values()) <= count
+        return len(found), left_out
+
+    needed = sum(load([], words)[1].ranks for words in ways.values())
+    assert room_for(needed) == (len(ways), [])
+    assert room_for(needed - 1) == (len(ways) - 1, list(ways)[-1:])
+    assert len(room_for(needed // 2)[1]) > 10
+
+
+@pytest.mark.parametrize("starts", [3, 8])
+def test_recorded_noise_has_the_size_that_it_had(starts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both that of starts, around a truth that is not known, and that of rounds within them."""
+    rng, between, within = np.random.default_rng(3), 0.02, 0.01
+    found = []
+    for _ in range(1500):
+        lives = rng.normal(0.5, between, starts)
+        made = [list(rng.normal(life, within, 20)) for life in lives]
+        monkeypatch.setattr(noise.estimate, "by_start", lambda *_, made=made: made)
+        found += noise.residuals([], "a", "b")
+    means = [np.mean(rounds) for rounds in found]
+    assert np.mean(means) == pytest.approx(0, abs=1e-4)
+    assert np.std(means) == pytest.approx(math.hypot(between, within / math.sqrt(20)), rel=0.03)
+    assert np.mean([np.std(rounds, ddof=1) for rounds in found]) == pytest.approx(within, rel=0.03)
+
+
+def test_the_rate_of_shares_is_images_a_second_and_not_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    epochs = [{"images_per_second": rate} for rate in (900.0, 1000.0, 19_000.0, 20_000.0, 21_000.0)]
+    document = {"train_images": 60_000, "train_cpu_seconds": 6.0, "shares": [170, 86]}
+    printed = {"run": document, "show": {"epochs": epochs}}
+    monkeypatch.setattr(shares, "run", lambda argv, core, threads: json.dumps(printed[argv[1]]))
+    span = shares._trained(("ranks=1",), None)
+    assert span.units / span.wall_seconds == pytest.approx(20_000), "of the second half, when shares are found"
 
 
 def test_planted_causes_are_scored_by_first_name_and_size() -> None:
@@ -408,6 +471,7 @@ def test_planted_causes_are_scored_by_first_name_and_size() -> None:
     assert "within 20% of itself: 1 of 2 (goal 95%: missed)" in found[1]
     assert "nothing is planted: 1 of 2" in found[2]
     assert any("planted 20%" in note and "off by 50% of itself" in note for note in found)
+    assert [score.GOAL in note for note in found] == [True] * 3 + [False] * (len(found) - 3)
 
 
 def test_executions_of_planted_causes_go_on_where_they_were_stopped(

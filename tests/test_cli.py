@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from lockstep import models
-from lockstep.cli.commands import COMMANDS
+from lockstep.cli.commands import COMMANDS, call
 from lockstep.errors import InputError
 from lockstep.recipe import Recipe
 from lockstep.run import Run
@@ -76,6 +77,28 @@ def test_completion_scripts(cli: Cli, shell: str) -> None:
     result = cli("completion", shell)
     assert result.returncode == 0
     assert "_LOCKSTEP_COMPLETE" in result.stdout
+
+
+def test_bash_completes_by_its_script(cli: Cli) -> None:
+    """What Tab does: bash calls the function that the script has registered, and takes what it leaves."""
+    cli.environment["PATH"] = f"{Path(cli.argv()[0]).parent}:{cli.environment['PATH']}"
+
+    def tab(*words: str) -> list[str]:
+        press = (
+            "source <(lockstep completion bash)\n"
+            "compopt() { echo compopt $*; }\n"
+            f"COMP_WORDS=({shlex.join(words)}) COMP_CWORD={len(words) - 1}\n"
+            "$(complete -p lockstep | sed 's/.*-F \\([^ ]*\\).*/\\1/') lockstep\n"
+            "printf '%s\\n' ${COMPREPLY[@]}\n"
+        )
+        argv = ["bash", "-c", press]
+        pressed = subprocess.run(argv, env=cli.environment, cwd=cli.folder, capture_output=True, text=True, check=True)
+        assert not pressed.stderr
+        return pressed.stdout.splitlines()
+
+    assert tab("lockstep", "ve") == ["verify"]
+    assert tab("lockstep", "run", "optimizer.l") == ["compopt -o nospace", "optimizer.lr="]
+    assert tab("lockstep", "run", "ranks=2", "glob") == ["compopt -o nospace", "global_batch="]
 
 
 def test_completion_knows_commands_and_keys(cli: Cli) -> None:
@@ -241,6 +264,33 @@ def test_dry_run_against_golden_text(cli: Cli, name: str, words: list[str]) -> N
     golden = GOLDEN / f"dry-run-{name}.txt"
     assert normalised(result.stdout, cli) == golden.read_text()
     assert not cli.runs.exists(), "a dry run leaves nothing behind"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "data=embedded", "ranks=2", "--name", "a b"], "lockstep run data=embedded ranks=2 --name 'a b'"),
+        (["run", "--quiet", "loop.py", "--", "--width", "64"], "lockstep run --quiet -- loop.py --width 64"),
+        (
+            ["study", "run", "mine.toml", "epochs=1", "--repeats", "2"],
+            "lockstep study run mine.toml epochs=1 --repeats 2",
+        ),
+    ],
+)
+def test_a_dry_run_ends_with_the_command_that_does_it(
+    cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    said: str,
+) -> None:
+    monkeypatch.chdir(cli.folder)
+    monkeypatch.setenv("LOCKSTEP_RUNS", str(cli.runs))
+    Path("loop.py").write_text("import lockstep\nlockstep.session()\n")
+    Path("mine.toml").write_text('about = "a"\nrecipe.data = "embedded"\n[factors]\nranks = [1, 2]\n')
+    at = words.index("--") if "--" in words else len(words)
+    assert call([*words[:at], "--dry-run", *words[at:]]) == 0
+    assert capsys.readouterr().err.splitlines()[-1] == f"next: {said}"
 
 
 def test_a_dry_run_can_be_saved_and_run(cli: Cli) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -68,8 +69,12 @@ def test_prose_is_wrapped(page: Path) -> None:
 
 
 def figures() -> ModuleType:
-    """docs/benchmark_figures.py, which is a script and no part of a package."""
-    spec = importlib.util.spec_from_file_location("benchmark_figures", ROOT / "docs/benchmark_figures.py")
+    return script("benchmark_figures")
+
+
+def script(name: str) -> ModuleType:
+    """One of docs/, which is no part of a package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -85,6 +90,73 @@ def test_the_page_of_benchmark_figures_is_that_of_the_results() -> None:
         for mark, lines in tables.items():
             assert len(lines) > 5
             assert "\n".join(lines) in text.partition(mark)[2]
+
+
+def test_the_page_of_benchmark_figures_says_of_every_goal_whether_it_was_met() -> None:
+    """Also where that is no comparison of two contenders, but stands in the notes."""
+    page, found = " ".join(figures().page().split()), 0
+    for path in figures().newest():
+        goals = [note for note in json.loads(path.read_text())["notes"] if "(goal" in note]
+        assert [note for note in goals if f"- {note}" not in page] == [], path.name
+        found += len(goals)
+    assert found > 3
+    assert "0 comparisons have a target" not in page
+
+
+def test_figures_of_two_kinds_of_processor_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As results of today and those of before the kind was recorded may have the same name, cores and instructions."""
+    module = figures()
+    kinds = ("AMD EPYC", "AMD EPYC (family 25, model 17)", "AMD EPYC (family 26, model 2)")
+    pair = {"ours": "lockstep", "theirs": "lightning", "how": "speed", "clock": "wall", "target": None, "values": [1.0]}
+    for day, cpu in enumerate(kinds, 1):
+        on = {"cpu": cpu, "cores": 2, "instructions": "avx512"}
+        one = pair | {"median": float(day), "interval": [day - 0.25, day + 0.25]}
+        document = {"valid": True, "machine": on, "comparisons": [one]}
+        (tmp_path / f"2026-11-0{day}-peers.json").write_text(json.dumps(document))
+    monkeypatch.setattr(module, "RESULTS", tmp_path)
+    heads = [line.split(" | ")[0] for line in module.glance() if "times as fast" in line]
+    assert heads == [
+        "| 2 cores of an AMD EPYC (AVX512)",
+        "| 2 cores of an AMD EPYC (family 25, model 17, AVX512)",
+        "| 2 cores of an AMD EPYC (family 26, model 2, AVX512)",
+    ]
+    assert module.intervals() == {"0.75 to 1.25", "1.75 to 2.25", "2.75 to 3.25"}
+
+
+def made_by(cpu: str) -> SimpleNamespace:
+    """A training of a study, as far as its page asks what it ran on."""
+    seen = {"cores_machine": 2, "cpu": cpu, "torch": "2.13", "lockstep": "0.1"}
+    return SimpleNamespace(run=SimpleNamespace(environment=lambda: seen))
+
+
+def test_a_page_of_a_study_names_every_machine_that_it_was_made_on() -> None:
+    machine = {"cores": "2", "cpu": "AMD EPYC", "torch": "2.13", "lockstep": "0.1"}
+    time = SimpleNamespace(race=SimpleNamespace(state=SimpleNamespace(machine=machine)))
+    machines, here = script("study_pages").machines, "2 cores of an AMD EPYC, torch 2.13, Lockstep 0.1"
+
+    def cell(*trained: str, time: object = time) -> SimpleNamespace:
+        return SimpleNamespace(time=time, done=[made_by(cpu) for cpu in trained])
+
+    assert machines([cell("AMD EPYC"), cell("AMD EPYC")]) == machines([cell()]) == here
+    assert machines([cell("AMD EPYC", time=None)]) == here
+    other = "AMD EPYC (family 26, model 2)"
+    assert machines([cell("AMD EPYC"), cell(other)]) == (
+        f"raced on {here}; trained on {here}; and on {here.replace('AMD EPYC', other)}"
+    )
+    assert machines([cell(other)]) == f"raced on {here}; trained on {here.replace('AMD EPYC', other)}"
+
+
+def test_a_note_about_a_pack_goes_with_what_it_is_about() -> None:
+    note = script("study_pages").note
+
+    def of(study: str, seconds: float, *runs: str) -> str:
+        return " ".join(note(study, {"cells": [{"runs": runs}], "race": {"seconds": seconds}}))
+
+    old, new = "20261117-085101-cifar-1fead0c32d4c", "20261130-085101-cifar-1fead0c32d4c"
+    assert of("cifar", 100.0, old, new).startswith("The trainings of 2026-11-17")
+    assert of("cifar", 100.0, new) == of("scaling", 100.0, old) == ""
+    assert "the order of the table" in of("optimizers", 861.4, new)
+    assert of("optimizers", 900.0, new) == ""
 
 
 QUOTING = ("README", "docs/augmentation", "docs/kernels", "docs/mpi", "docs/precision", "docs/quantization", "docs/shm")

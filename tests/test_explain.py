@@ -505,6 +505,11 @@ def test_the_recommendation_is_the_least_time_to_an_accuracy(folder: Folder) -> 
     assert found.next == "global_batch=128"
     (found,) = recommend.answer(Evidence(fast[0], [*slow, *fast, *poor], target=0.9))
     assert "nothing that was run here reaches 90.0% sooner" in found.verdict
+    (found,) = recommend.answer(Evidence(slow[0], [*slow[:2], *fast[:2]], target=0.9))
+    assert ("not significant" in found.verdict or "too few" in found.verdict, found.next) == (
+        True,
+        "repeat both with another seed: seed=2",
+    )
 
 
 def test_findings_come_with_the_costliest_first(folder: Folder) -> None:

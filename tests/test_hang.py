@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from lockstep.launch.emulated import network as emulate
 from lockstep.launch.hang import diagnose
 from lockstep.measure.callsite import Frame, call_site, of_error
 from lockstep.run import HANG, Run, read_json
@@ -123,6 +124,13 @@ def test_three_ranks_started_by_us(cli: Cli, fault: str, backend: str) -> None:
 def test_two_ranks_of_other_launchers(cli: Cli, fault: str, launcher: str) -> None:
     """With two, nobody knows who is right where both are in a collective: both are named."""
     judge(Desync(cli, fault, "ranks=2", f"launcher={launcher}", "backend=gloo"), fault)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(emulate.problem() is not None, reason=str(emulate.problem()))
+@pytest.mark.parametrize("fault", OTHERS)
+def test_two_emulated_hosts(cli: Cli, fault: str) -> None:
+    judge(Desync(cli, fault, "hosts=emulated:2", "ranks=2", "link=1gbit,0.5ms", "backend=gloo"), fault)
 
 
 @pytest.mark.slow

@@ -21,14 +21,18 @@ import torch
 
 import lab_solver
 import lab_submissions as wrong
-from lockstep.lab import definition, figures, own_code
+from lockstep.lab import definition, figures, grade, own_code
+from lockstep.lab.again import Answer
 from lockstep.lab.definition import BUILTIN
 from support import Cli
 
 # Grading watches what its processes do, and one that the zygote forked is not below it.
 COLD = {"LOCKSTEP_TEST_ZYGOTE": ""}
+WHOLE = "LOCKSTEP_LAB_REPEATS" in os.environ
 REPEATS = int(os.environ.get("LOCKSTEP_LAB_REPEATS", "2"))
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(max(1200, 900 * REPEATS))]
+# What is judged under load where the whole of it is not asked for.
+FEW = ("edited accuracy", "edited step times", "odd sizes", "by rank 0", "backward without the mask", "kernel")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200 * REPEATS if WHOLE else 1200 + 300 * REPEATS)]
 Graded = dict[str, Any]
 
 
@@ -90,6 +94,7 @@ RECORDS: dict[str, tuple[Callable[[wrong.Members], None], bool, str]] = {
     "edited train loss": (wrong.better_train_loss, True, "train_loss of epoch 1 was edited"),
     "edited step times": (wrong.longer_steps, True, "times were edited"),
     "edited step times, all made to fit": (wrong.stretched_run, True, "it sleeps"),
+    "idle time called an exchange": (wrong.stretched_exchange, True, "it sleeps"),
     "truncated records": (wrong.cut_records, True, "its step records are cut"),
     "shorter plan": (wrong.shorter_plan, True, "its plan was edited"),
     "missing file": (wrong.lost_file, False, "is missing"),
@@ -98,6 +103,7 @@ RECORDS: dict[str, tuple[Callable[[wrong.Members], None], bool, str]] = {
     "prediction changed": (wrong.later_prediction, True, "it was not trained after these predictions"),
     "prediction appended": (wrong.reordered_prediction, True, "the prediction came after the measurement"),
     "claim": (wrong.claimed(99.9), True, "and the step records say"),
+    "answers changed after handing in": (wrong.claimed(99.9), False, "answers.toml is not what was handed in"),
 }
 
 
@@ -148,15 +154,18 @@ def test_claims_are_compared_with_the_accuracy_that_the_student_saw(school: Clas
 
 
 def test_a_copied_run(school: Class) -> None:
-    """Found in both hand-ins, under whatever name and seed; and by itself, since a copy does not fit its ledger."""
+    """Found under whatever name and seed; and by itself, since a copy does not fit its ledger. The original does, and keeps its points."""
     plain = wrong.forged(school.bob, school.desk / "copied.lab.zip", wrong.renamed_run(school.ana))
     hidden = wrong.forged(school.bob, school.desk / "hidden.lab.zip", wrong.with_own_seed(school.ana))
     for file, alone in ((plain, "another student's"), (hidden, "was not computed by this run")):
         (graded,) = school.check("mini", file)
         assert alone in reasons(graded)
         ana, copy = school.check("mini", school.ana, file)
-        assert "one of them is a copy" in reasons(ana)
-        assert "one of them is a copy" in reasons(copy)
+        assert ana["right"], reasons(ana)
+        assert ana["points"] == ana["of"]
+        assert "is the original of run 'two-" in ana["notes"][0]
+        assert "run 'two-1' of ana: it is the copy" in reasons(copy)
+        assert {mark["task"]: mark["points"] for mark in copy["marks"]}["two"] == 0
 
 
 @pytest.mark.parametrize(("key", "asked"), [("model", "mnist-convnet"), ("metrics", "auto")])
@@ -234,6 +243,7 @@ WRONG_CODE: dict[str, tuple[str, str, str]] = {
         wrong.replaced(LOOP, "optimizer = ", "model = nn.parallel.DistributedDataParallel(model)\n    optimizer = "),
         "loop.py uses DistributedDataParallel",
     ),
+    "leaves a verdict": ("kernel", wrong.FORGES, "the trial ended without a verdict"),
     "ends its process": (
         "kernel",
         "import os\ndef conv_relu(x, weight, bias):\n    os._exit(0)\n",
@@ -287,6 +297,55 @@ def test_a_students_file_is_not_taken_for_one_of_pythons(tmp_path: Path) -> None
     assert "backward is wrong" in verdict.why
 
 
+def test_code_that_was_changed_after_handing_in(school: Class) -> None:
+    def change(found: wrong.Members) -> None:
+        found["lab/kernel.py"] += b"\n# repaired\n"
+
+    file = school.code("kernel", "gus", KERNEL)
+    (graded,) = school.check("kernel", wrong.forged(file, school.desk / "repaired.lab.zip", change, clever=False))
+    assert "kernel.py is not what was handed in" in reasons(graded)
+    assert graded["points"] == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"), [(Answer(unsettled="no data here"), "not settled"), (Answer(problem="it crashed"), "wrong")]
+)
+def test_what_cannot_be_computed_again_here_takes_no_points_and_is_said(
+    school: Class, monkeypatch: pytest.MonkeyPatch, answer: Answer, outcome: str
+) -> None:
+    """Of two runs the one that ended the process is judged by that, and the other one is computed again."""
+    whole = grade._Grading._answers
+
+    def answers(self: Any, runs: list[Path]) -> tuple[dict[str, Answer], Answer]:
+        return ({}, answer) if len(runs) == 2 else whole(self, runs)
+
+    monkeypatch.setattr(grade._Grading, "_answers", answers)
+    template = school.cli.folder / "labs/mini"
+    graded = grade.grade(school.ana, definition.read(template), template)
+    outcomes = {mark.task: mark.outcome for mark in graded.marks}
+    assert outcomes["one"] == outcome
+    assert outcomes["two"] == outcomes["accuracy"] == "right"
+    assert outcomes["speedup"] == outcome, "its figure is made of both"
+    assert graded.points == (40 if outcome == "not settled" else 20)
+    assert not graded.right
+    assert (answer.unsettled or answer.problem) in graded.flags[0]
+
+
+@pytest.mark.cold
+def test_code_that_computes_without_end_is_given_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_code, "JUDGING_S", 6.0)
+    monkeypatch.setattr(own_code, "AGAIN_S", 5.0)
+    (tmp_path / "kernel.py").write_text("def conv_relu(x, weight, bias):\n    while True:\n        pass\n")
+    began: list[str] = []
+    run_child = own_code.run_child
+    monkeypatch.setattr(own_code, "run_child", lambda *words: began.append("") or run_child(*words))
+    template = BUILTIN / "kernels"
+    verdict = own_code.tried(definition.read(template).task("kernel"), tmp_path / "kernel.py", template, seconds=30)
+    assert not verdict.right
+    assert verdict.why.startswith("it hangs: it ")
+    assert len(began) == 1
+
+
 @pytest.mark.cold
 def test_code_that_fails_in_the_race_alone_has_no_points_for_speed(tmp_path: Path) -> None:
     template = BUILTIN / "kernels"
@@ -327,25 +386,23 @@ def load(processes: int) -> Iterator[None]:
 
 
 def test_no_verdict_flips_under_load(school: Class) -> None:
-    """LOCKSTEP_LAB_REPEATS=20 is the whole of it. One of the hand-ins was measured under load, too."""
+    """LOCKSTEP_LAB_REPEATS=20 is the whole of it: every hand-in of the tables above. One was measured under load, too."""
     with load(2 * (os.cpu_count() or 1)):
-        files = [lab_solver.solved(school.cli, "labs/mini", "fay", "fay")]
-        files += [
-            school.forged(f"load-{at}", RECORDS[name][0])
-            for at, name in enumerate(("edited accuracy", "edited step times"))
-        ]
-        code = {
-            "ring": [
-                school.code("ring", "load right", wrong.RIGHT_BY_ONE),
-                school.code("ring", "load odd", wrong.ODD_SIZES),
-            ],
-            "kernel": [
-                school.code("kernel", "load right", KERNEL),
-                school.code("kernel", "load wrong", WRONG_CODE["backward without the mask"][1]),
-            ],
-        }
+        files = [("mini", lab_solver.solved(school.cli, "labs/mini", "fay", "fay"), True)]
+        for at, (name, (change, clever, _)) in enumerate(RECORDS.items()):
+            if WHOLE or name in FEW:
+                files.append(("mini", school.forged(f"load-{at}", change, clever), False))
+        for name, (lab, text, _) in WRONG_CODE.items():
+            if WHOLE or name in FEW:
+                files.append((lab, school.code(lab, f"load wrong {name}", text), False))
+        for name, (lab, text) in RIGHT_CODE.items():
+            if WHOLE or name in FEW:
+                files.append((lab, school.code(lab, f"load right {name}", text), True))
         for _ in range(REPEATS):
-            # Each by itself: two hand-ins that are forged from one are copies of each other.
-            assert [school.check("mini", file)[0]["right"] for file in files] == [True, False, False]
-            for lab, both in code.items():
-                assert [graded["right"] for graded in school.check(lab, *both)] == [True, False]
+            # By themselves, or in twos: hand-ins that are forged from one are copies of each other.
+            for lab, together in (("mini", 1), ("ring", 2), ("kernel", 2), ("mine", 2), ("loop", 2)):
+                ours = [(file, right) for name, file, right in files if name == lab]
+                for at in range(0, len(ours), together):
+                    some = ours[at : at + together]
+                    found = school.check(lab, *(file for file, _ in some))
+                    assert [graded["right"] for graded in found] == [right for _, right in some], found

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,15 +22,16 @@ from msgspec.structs import replace
 
 import lab_solver
 import lab_submissions as wrong
-from lockstep.errors import InputError
-from lockstep.lab import chain, definition, figures, folder, inspect, own_code, pages
+from lockstep.errors import DataError, InputError
+from lockstep.lab import again, chain, definition, figures, folder, inspect, own_code, pages, patience
 from lockstep.lab.chain import Chain
+from lockstep.lab.copies import find_copies
 from lockstep.lab.figures import Measured
 from lockstep.lab.folder import LabFolder, make
-from lockstep.lab.grade import Graded, Mark, _other_names, find_copies
+from lockstep.lab.grade import Graded, Mark, _other_names
 from lockstep.lab.hand_in import hand_in, is_unpacked, pack_again, submission
 from lockstep.lab.inspect import fits
-from lockstep.lab.own_code import Speed, run_child
+from lockstep.lab.own_code import Allowance, Speed, Verdict, run_child
 from lockstep.lab.patience import Patience
 from lockstep.lab.trials import strategy
 from lockstep.measure.records import ROW
@@ -38,7 +40,7 @@ from lockstep.process import PARENT, stat_fields
 from lockstep.reading import read_end
 from lockstep.recipe import EarlyStopping, Optimizer
 from lockstep.resolve import resolve
-from lockstep.run import Options, Spec
+from lockstep.run import Options, Run, Spec
 from lockstep.turns import guard
 from support import Cli
 
@@ -137,6 +139,7 @@ def test_nothing_is_added_to_a_broken_ledger(lab: LabFolder) -> None:
         (("lab", "check", "nothing.lab.zip"), "no such file; 'lockstep lab hand-in' writes one"),
         (("lab", "check", "text.lab.zip"), "not a hand-in of a lab, or cut off"),
         (("lab", "check", "--lab", "none", "text.lab.zip"), "no lab 'none'"),
+        (("lab", "check", "--lab", "none", "text.lab.zip", "-o", "grades"), "no lab 'none'"),
     ],
 )
 def test_wrong_input_is_one_line(cli: Cli, words: tuple[str, ...], said: str) -> None:
@@ -201,6 +204,10 @@ def test_from_new_to_checked(cli: Cli) -> None:
     result = cli("lab", "check", "--lab", "lab", str(file))
     assert result.returncode == 0, result.stdout + result.stderr
     assert "30 of 30 points" in result.stdout
+    (cli.folder / "ana/answers.toml").write_text("[claims]\naccuracy = 1\n")
+    own = cli("lab", "check", "ana")
+    assert "--lab FOLDER grades by yours" in own.stderr
+    assert "is not what was handed in" not in own.stdout, "a folder may change"
     status = cli("lab", "status", "--folder", "ana")
     assert "predicted 1.5 images/s, measured" in status.stdout
     assert re.search(r"there; the records say [\d.]+ %", " ".join(status.stdout.split()))
@@ -224,6 +231,53 @@ def test_a_hand_in_that_was_unpacked_is_opened_with_the_same_checks(lab: LabFold
     (folder / "lab/link.py").symlink_to("/etc/hostname")
     with pytest.raises(InputError, match="a link"):
         pack_again(folder, tmp_path / "linked.zip")
+
+
+@pytest.mark.parametrize("what", ["a folder of something else", "a link", "an odd name", "no ledger", "a text"])
+def test_what_cannot_be_graded_has_a_page_and_a_document(cli: Cli, what: str) -> None:
+    """As Gradescope calls it, which reads no exit code."""
+    wrong.write_labs(cli.folder / "labs")
+    made = make(str(cli.folder / "labs/mini"), cli.folder / "ana", "Ana Li")
+    upload = cli.folder / "submission"
+    said = "is not a lab"
+    if what == "a text":
+        upload.write_text("My laptop broke.")
+        said = "not a hand-in of a lab"
+    elif what == "no ledger":
+        shutil.copytree(made.path, upload)
+        (upload / "ledger.jsonl").write_text('{"number": 0}\n')
+        said = "ledger.jsonl, line 1"
+    else:
+        upload.mkdir()
+        (upload / "essay.txt").write_text("My laptop broke.")
+    if what in ("a link", "an odd name"):
+        hand_in(made, cli.folder / "ana.lab.zip")
+        with zipfile.ZipFile(cli.folder / "ana.lab.zip") as archive:
+            archive.extractall(upload)
+        odd = upload / ("lab/link.py" if what == "a link" else "lab/a\\b.py")
+        odd.symlink_to("/etc/hostname") if what == "a link" else odd.write_text("")
+        said = "a link, or a name that no file of a hand-in has"
+    result = cli("lab", "check", "submission", "--lab", "labs/mini", "-o", "grades")
+    assert result.returncode == 3, result.stderr
+    (path,) = (cli.folder / "grades").glob("*/results.json")
+    document = json.loads(path.read_text())
+    assert document["score"] == 0
+    assert said in document["output"]
+    assert "\n" not in document["output"]
+    assert [test["max_score"] for test in document["tests"]] == [10.0] * 4
+    assert said in (path.parent / "page.html").read_text()
+
+
+def test_a_hand_in_does_not_name_the_lab_that_it_is_graded_by(cli: Cli) -> None:
+    """Not by a name that is the path of its student's own lab.toml, either."""
+    wrong.write_labs(cli.folder / "labs")
+    made = make(str(cli.folder / "labs/mini"), cli.folder / "ana", "Ana Li")
+    hand_in(made, cli.folder / "ana.lab.zip")
+    found = wrong.members(cli.folder / "ana.lab.zip")
+    for name in ("mini", str(cli.folder / "labs/mini")):
+        found["manifest.json"] = json.dumps({**json.loads(found["manifest.json"]), "lab": name}).encode()
+        wrong.write(cli.folder / "ana.lab.zip", found)
+        assert "name its folder, --lab FOLDER" in cli.error("lab", "check", "ana.lab.zip", code=2)
 
 
 def rows(count: int, rank: int = 0, **columns: Any) -> Any:
@@ -275,8 +329,108 @@ def test_speed_takes_points_only_where_it_is_settled() -> None:
 )
 def test_a_child_is_given_up_by_what_it_does(tmp_path: Path, program: str, said: str) -> None:
     patience = Patience(cpu_s=1.0, quiet_s=3.0)
-    ended = run_child([sys.executable, "-S", "-c", program], tmp_path, tmp_path, patience)
+    ended, _ = run_child([sys.executable, "-S", "-c", program], tmp_path, tmp_path, patience)
     assert ended.startswith(said) or said in ended
+
+
+def test_a_child_that_takes_its_time_is_given_up(tmp_path: Path) -> None:
+    """Neither endless nor quiet: it computes a little, again and again."""
+    program = "import time\nwhile True: sum(range(1_000_000)); time.sleep(0.05)"
+    patience = Patience(own_s=2.0)
+    ended, own_s = run_child([sys.executable, "-S", "-c", program], tmp_path, tmp_path, patience)
+    assert ended == "it did not come to an end within 2 s"
+    assert own_s > 2.0
+
+
+def test_time_without_a_processor_is_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = patience.Watch(os.getpid(), Patience(own_s=10.0))
+    now, threads = watch._looked, {"1/1": (0.0, 0.0)}
+    monkeypatch.setattr(watch, "_count", lambda: watch._threads.update(threads))
+    for second in range(1, 101):
+        monkeypatch.setattr(time, "monotonic", lambda at=second: now + at)
+        threads["1/1"] = (0.05 * second, 0.95 * second)
+        assert watch.look() == ""
+    assert watch.own_s == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize(("own_s", "tries"), [(3.0, 2), (own_code.JUDGING_S, 1)])
+def test_code_that_fails_is_tried_again_where_a_clock_may_have_been_the_cause(
+    lab: LabFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_s: float, tries: int
+) -> None:
+    limits: list[float] = []
+
+    def trial(task: Any, code: Path, limit_s: float) -> tuple[Verdict, float]:
+        limits.append(limit_s)
+        return Verdict(right=False, failed=True, why="it hangs"), own_s
+
+    monkeypatch.setattr(own_code, "_trial", trial)
+    (tmp_path / "ring.py").write_text("")
+    whole = Allowance(180.0)
+    own_code.judged(definition.read(tmp_path / "labs/ring").task("ring"), tmp_path / "ring.py", whole)
+    assert limits == [own_code.JUDGING_S, own_code.JUDGING_S - own_s][:tries]
+    assert whole.seconds == 180.0 - own_s * tries
+
+
+@pytest.mark.parametrize(
+    ("left", "each", "races", "said"),
+    [
+        (180.0, 35.0, 2, "it failed in the race (it ended)"),
+        (50.0, 35.0, 1, "it failed in the race (it ended)"),
+        (29.0, 35.0, 0, "the time for the code of this hand-in is over, which takes no points"),
+    ],
+)
+def test_races_end_with_the_time_of_the_hand_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: float, each: float, races: int, said: str
+) -> None:
+    began: list[float] = []
+
+    def trial(task: Any, code: Path, limit_s: float, *race: Any) -> tuple[Verdict, float]:
+        began.append(limit_s)
+        return Verdict(right=True, why="", speed=Speed(failed="it ended")), each
+
+    monkeypatch.setattr(own_code, "_trial", trial)
+    template = definition.BUILTIN / "kernels"
+    task = definition.read(template).task("kernel")
+    speed = own_code.raced(task, tmp_path / "kernel.py", template, 30.0, Allowance(left))
+    assert len(began) == races
+    assert said in speed.sentence(0.5)
+    assert speed.loses(0.5) is bool(races)
+
+
+def test_all_code_of_a_hand_in_has_three_minutes() -> None:
+    for name in ("own", "kernels"):
+        tasks = definition.read(definition.BUILTIN / name).of_kind(*definition.CODE)
+        assert own_code.allowance(tasks, 30.0).seconds == 180.0
+    assert own_code.allowance(tasks, 90.0).seconds == 240.0
+
+
+@pytest.mark.parametrize(
+    ("how", "field", "said"),
+    [
+        ("no data", "unsettled", "data set 'x' is not here"),
+        ("too long", "unsettled", "it takes more than 0.05 s of a processor here"),
+        ("wrong", "problem", "ValueError: shapes"),
+    ],
+)
+def test_a_machine_without_data_or_time_is_no_fault_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, field: str, said: str
+) -> None:
+    def tested(run: Run, answer: again.Answer, data_root: str | None) -> None:
+        if how == "no data":
+            raise DataError("data set 'x' is not here")
+        if how == "wrong":
+            raise ValueError("shapes")
+        while True:
+            pass
+
+    monkeypatch.setattr(again, "_test", tested)
+    monkeypatch.setattr(again, "LIMIT_S", 0.05)
+    before = signal.signal(signal.SIGPROF, again._too_long)
+    try:
+        answer = again._answer(Run(tmp_path), tmp_path / "scratch", again.Request(runs=[]))
+    finally:
+        signal.signal(signal.SIGPROF, before)
+    assert {"unsettled": answer.unsettled, "problem": answer.problem} == {"unsettled": "", "problem": "", field: said}
 
 
 def test_what_a_stuck_guard_has_started_is_ended() -> None:
@@ -362,6 +516,35 @@ def test_a_second_hand_in_of_one_student_is_no_copy() -> None:
     assert second.right
     assert first.notes == ["handed in before (1.0.zip): the newer one counts"]
     assert second.notes == ["handed in again later (2.0.zip): the newer one counts"]
+
+
+@pytest.mark.parametrize("where", ["the same folder", "another folder"])
+def test_the_table_says_which_hand_in_counts(tmp_path: Path, where: str) -> None:
+    begun = ("abc", "abc" if where == "the same folder" else "def")
+    old, new = (
+        Graded(f"{at}.zip", name, "mini", begun=begun[at], created=at) for at, name in enumerate(("Ana Li", "ana  li"))
+    )
+    find_copies([new, old])
+    table = list(csv.DictReader(io.StringIO(pages.class_csv([old, new]))))
+    assert [row["counts"] for row in table] == ["no: 1.zip is newer", "yes"]
+    assert ("from another folder" in old.notes[0]) is (where == "another folder")
+
+
+@pytest.mark.parametrize(("outcomes", "points"), [("right wrong", (10.0, 0.0)), ("wrong right", (0.0, 10.0))])
+def test_the_run_that_fits_its_ledger_is_the_original(outcomes: str, points: tuple[float, float]) -> None:
+    both = [
+        Graded(
+            f"{name}.zip",
+            name,
+            "mini",
+            marks=[Mark("two", outcome, 10.0 if outcome == "right" else 0.0, 10.0)],
+            prints={("two", "two-1"): {"moments 1"}},
+        )
+        for name, outcome in zip(("Ana", "Bob"), outcomes.split(), strict=True)
+    ]
+    find_copies(both)
+    assert tuple(one.points for one in both) == points
+    assert [bool(one.flags) for one in both] == [not found for found in points]
 
 
 def planned(lab: LabFolder, task: str, **changes: Any) -> Spec:
@@ -464,7 +647,8 @@ def test_of_a_long_log_the_end_is_read(tmp_path: Path) -> None:
 def test_a_child_cannot_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_code, "LARGEST_FILE", 1 << 20)
     program = "while True: print('x' * 1000)"
-    assert run_child([sys.executable, "-S", "-c", program], tmp_path, tmp_path, Patience(cpu_s=20.0)) == "over"
+    ended, _ = run_child([sys.executable, "-S", "-c", program], tmp_path, tmp_path, Patience(cpu_s=20.0))
+    assert ended == "over"
     assert (tmp_path / own_code.LOG).stat().st_size == 1 << 20
 
 

@@ -7,14 +7,17 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lockstep.backends.costs import store
 from lockstep.backends.ranks import SRUN
 from lockstep.errors import InputError
 from lockstep.files import locked
+from lockstep.kernels import table
 from lockstep.launch import prepare
 from lockstep.launch.base import default_environment, worker_argv
 from lockstep.machine import child, cpu, facts, formats, trial
@@ -25,6 +28,7 @@ from lockstep.recipe import Recipe
 from lockstep.resolve import resolve
 from lockstep.run import Run
 from lockstep.settings import load
+from lockstep.study import racing
 from support import SHORT, Cli, wait_for
 
 DOUBLE = Path(__file__).with_name("broken_machine.py")
@@ -41,6 +45,36 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("LOCKSTEP_DATA", str(tmp_path / "cache" / "data"))
     return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("lines", "name"),
+    [
+        ("cpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC", "AMD EPYC (family 25, model 17)"),
+        ("cpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC", "AMD EPYC (family 26, model 2)"),
+        (
+            "cpu family\t: 6\nmodel\t\t: 85\nmodel name\t: Intel(R) Xeon(R) CPU @ 2.20GHz",
+            "Intel(R) Xeon(R) CPU @ 2.20GHz (family 6, model 85)",
+        ),
+        (
+            "cpu family\t: 25\nmodel\t\t: 1\nmodel name\t: AMD EPYC 7763 64-Core Processor",
+            "AMD EPYC 7763 64-Core Processor",
+        ),
+        ("model name\t: AMD EPYC", "AMD EPYC"),
+        ("CPU implementer\t: 0x41\nCPU part\t: 0xd40", "aarch64 (implementer 0x41, part 0xd40)"),
+    ],
+)
+def test_two_kinds_of_processor_with_one_name_are_two_machines(
+    lines: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To whatever was measured: collectives, fits and checks, races, the trial of the machine, a layer's times."""
+    keys = store.fingerprint, facts.path, partial(table.path, "avx2"), lambda: racing.machine_here()["cpu"]
+    before = [key() for key in keys]
+    monkeypatch.setattr(cpu, "_cpuinfo", lambda: tuple(lines.splitlines()))
+    monkeypatch.setattr(cpu.platform, "processor", lambda: "aarch64")
+    assert cpu.cpu_model() == racing.machine_here()["cpu"] == name
+    if name != before[-1]:
+        assert not set(before) & {key() for key in keys}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -12,6 +15,7 @@ from lockstep.placement import Placement
 from lockstep.plan import micro_shares, plan, share_of
 from lockstep.recipe import Recipe
 from lockstep.resolve import resolve
+from lockstep.settings import load
 
 
 @given(ranks=st.integers(1, 9), micro=st.integers(1, 7), accumulation=st.integers(1, 4), short=st.integers(0, 300))
@@ -43,6 +47,15 @@ def test_the_plan_of_a_set_that_does_not_divide() -> None:
     assert worked.line() == (
         "global batch 256 = 2 ranks x 32 micro batch x 4 accumulation; 235 steps an epoch (last batch 96), 705 in all"
     )
+    long = plan(Recipe(global_batch=32, epochs=3), Placement(), 60_000, 10_000)
+    assert long.line().endswith("; 1,875 steps an epoch, 5,625 in all"), "as `show` writes numbers"
+
+
+def test_the_command_of_the_compose_file_divides() -> None:
+    """No test starts these containers, so their own command is at least planned."""
+    text = (Path(__file__).parents[1] / "examples/slurm-compose/compose.yaml").read_text()
+    (words,) = re.findall(r"login lockstep run (.+)", text)
+    assert plan(*load([], words.split()), 60_000, 10_000).ranks == 2
 
 
 def test_max_steps_and_limits() -> None:

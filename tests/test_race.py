@@ -236,6 +236,19 @@ def test_programs_that_end_fail_or_say_nothing_are_named(tmp_path: Path, monkeyp
 
 
 @pytest.mark.cold
+def test_programs_beside_our_python_are_found_where_nothing_is_activated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    contender = Command("one", ["python", *program(tmp_path)[1:]])
+    contender.start(1)
+    try:
+        ready_and_take(contender)
+    finally:
+        contender.end()
+
+
+@pytest.mark.cold
 def test_a_killed_race_leaves_nothing_of_a_foreign_program(cli: Cli) -> None:
     """Also of what the program itself has started, in a session of its own, and of what is frozen."""
     inner = shlex.join(program(cli.folder))

@@ -123,8 +123,10 @@ def test_the_command_lists_and_prints(cli: Cli) -> None:
     assert all(row["about"] and row["document"] in "ABCD" for row in listed)
     table = cli("recipes").stdout
     assert all(name in table for name in NAMES)
-    printed = cli("recipes", "published/d-mnist").stdout
-    assert printed == (recipes.FOLDER / "published/d-mnist.toml").read_text()
+    shown = cli("recipes", "published/d-mnist")
+    printed = shown.stdout
+    assert printed == "#:schema ./recipe.schema.json\n" + (recipes.FOLDER / "published/d-mnist.toml").read_text()
+    assert shown.stderr.startswith("next: lockstep run published/d-mnist --dry-run ")
     assert tomllib.loads(printed)["optimizer"]["lr"] == 5e-4
     document = json.loads(cli("recipes", "d-mnist", "--json").stdout)
     assert document["recipe"]["batch_per_rank"] == 32

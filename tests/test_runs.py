@@ -75,7 +75,12 @@ def test_a_studys_runs_are_one_line(runs: Path) -> None:
     lines = said(runs).splitlines()
     assert [line.split("  ")[0] for line in lines[2:6]] == ["first", "study sizes: 3 runs", "sgd", "broken"]
     assert "32…128" in lines[3]
-    assert "'lockstep runs sizes' lists them" in lines[-1]
+    next_ = [line.strip().partition(f" --runs {runs}") for line in lines[-3:]]
+    assert [(command, what) for command, _, what in next_] == [
+        ("next: lockstep show broken", " (its results, and where the time went)"),
+        ("lockstep study show sizes", " (compares its runs)"),
+        ("lockstep runs sizes", " (lists them)"),
+    ]
     assert "cell-2" in said(runs, "--each")
     assert ids(runs, "sizes") == ["cell-0", "cell-1", "cell-2"]
 

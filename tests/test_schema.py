@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from lockstep.cli.schema import EPILOG
 from lockstep.settings import all_keys
 from lockstep.study.schema import recipe_file, study_file
 from support import Cli
@@ -30,6 +31,18 @@ def test_every_file_of_ours_is_valid() -> None:
         Draft202012Validator.check_schema(schema)
         for path in paths:
             assert problems(schema, path.read_text()) == [], path.name
+
+
+def test_a_recipe_that_is_printed_names_the_schema_beside_it(cli: Cli) -> None:
+    """By the name that the help of `lockstep schema` writes it to, so that an editor finds it."""
+    (cli.folder / "recipe.schema.json").write_text(cli("schema", "recipe").stdout)
+    for words in (("run", "data=embedded", "--dry-run"), ("recipes", "published/d-mnist")):
+        first, _, rest = cli(*words).stdout.partition("\n")
+        name = first.removeprefix("#:schema ")
+        assert name != first
+        assert f"> {Path(name).name}" in EPILOG
+        recipe = rest.partition("# global batch")[0]
+        assert problems(json.loads((cli.folder / name).read_text()), recipe) == []
 
 
 @pytest.mark.parametrize(

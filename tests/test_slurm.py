@@ -7,26 +7,32 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from lockstep.errors import InputError
-from lockstep.launch import mpirun
+from lockstep.launch import mpirun, prepare
+from lockstep.launch.base import monitor_argv
 from lockstep.launch.slurm import launcher as slurm
 from lockstep.launch.slurm import script as slurm_script
+from lockstep.launch.stall import Stalled
 from lockstep.measure.records import read_steps
 from lockstep.placement import Placement, Slurm
 from lockstep.plan import plan
 from lockstep.recipe import Recipe
 from lockstep.resolve import resolve
-from lockstep.run import Run, Spec, list_runs, read_json
+from lockstep.run import CHECKPOINTS, QUEUE_AGAIN, Run, Spec, list_runs, read_json, write_atomic
+from lockstep.settings import load
+from lockstep.training.checkpoint import checkpoints_in
 from slurm_cluster import Cluster
 from support import SHORT, Cli, fill, processes_of, removed_from_under, wait_for
 
@@ -390,8 +396,13 @@ def by_an_urgent_job(cluster: Cluster, job: str) -> None:
     cluster("srun", "--partition=urgent", "-N2", "--ntasks-per-node=1", "--cpus-per-task=2", "--exclusive", "true")
 
 
+def by_usr1(cluster: Cluster, job: str) -> None:
+    """What Slurm sends `slurm.grace` seconds ahead of the time limit; then the job's script asks for another turn."""
+    cluster("scancel", "--signal=USR1", job)
+
+
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("interrupt", [by_scontrol, by_an_urgent_job])
+@pytest.mark.parametrize("interrupt", [by_scontrol, by_an_urgent_job, by_usr1])
 def test_a_job_that_gives_way_goes_on_as_the_same_run_with_the_same_bits(
     on_cluster: Cli,
     cluster: Cluster,
@@ -415,6 +426,80 @@ def test_a_job_that_gives_way_goes_on_as_the_same_run_with_the_same_bits(
     assert steps() == run.spec().plan.total_steps
     for name, tensor in torch.load(run.folder / "model.pt", weights_only=True).items():
         assert torch.equal(tensor, undisturbed[name]), name
+
+
+@pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_rank_that_is_told_to_leave_while_it_starts_keeps_a_checkpoint(tmp_path: Path, asked: signal.Signals) -> None:
+    words = [*SHORT, *ON_SLURM, "slurm.requeue=true", "ranks=1", "epochs=100000"]
+    run, _ = prepare(*load([], words), runs=tmp_path)
+    place = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0", "SLURM_NTASKS_PER_NODE": "1"}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    monitor = subprocess.Popen(monitor_argv(run.folder), env={**os.environ, **place})
+    children = Path(f"/proc/{monitor.pid}/task/{monitor.pid}/children")
+    wait_for(lambda: monitor.poll() is not None or children.read_text(), what="the rank's process")
+    monitor.send_signal(asked)  # it has not yet imported torch
+    assert monitor.wait(timeout=60) == 0, (run.rank_folder(0) / "log.txt").read_text()
+    assert (run.folder / QUEUE_AGAIN).exists()
+    assert checkpoints_in(run.folder / CHECKPOINTS)
+    assert run.recorded_status()["state"] == "starting"
+
+
+REFUSES = (
+    'scontrol() { if [ "$1" = requeue ]; then echo "requeue is disabled" >&2; return 1; fi; command scontrol "$@"; }'
+)
+
+
+def test_a_job_that_cannot_be_queued_again_says_where_its_checkpoint_is(on_cluster: Cli, cluster: Cluster) -> None:
+    words = ("slurm.requeue=true", f"slurm.setup={json.dumps([REFUSES])}")
+    process, run, job = started(on_cluster, "hosts=2", "ranks=2", *words)
+    by_usr1(cluster, job)
+    said = end_of(process, run, code=3)
+    assert f"run failed: Slurm job {job} gave way and did not come back (requeue is disabled): go on from its" in said
+    assert f"checkpoint: lockstep run --resume {run.id};" in said
+    assert checkpoints_in(run.folder / CHECKPOINTS)
+
+
+@pytest.mark.parametrize("gives_way", [True, False])
+def test_a_job_between_two_turns_is_not_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gives_way: bool) -> None:
+    """Whether one run is followed or a study has many: as Slurm says, and a while after it has begun to end."""
+    turns = ["RUNNING", "COMPLETING", "COMPLETING", "PENDING", "RUNNING", "COMPLETED"]
+    seconds = iter([0.0, 1.0, 100.0, 101.0, 102.0, 103.0])
+    monkeypatch.setattr(slurm, "state", lambda job: slurm.JobState(turns.pop(0)))
+    monkeypatch.setattr(slurm, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    spec = spec_of(Placement(launcher="slurm", slurm=Slurm(requeue=gives_way)))
+    watch = slurm.JobWatch(Run.create(tmp_path, spec), spec, "7")
+    over = [watch.ask() for _ in range(6)]
+    assert over == [False, False, not gives_way, False, False, True]
+
+
+def test_a_rank_of_the_turn_before_does_not_stand_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_of(Placement(launcher="slurm", timeout_s=8, slurm=Slurm(requeue=True)))
+    run = Run.create(tmp_path, spec)
+    beat, sign = run.rank_folder(0) / "status.json", {"rank": 0, "pid": os.getpid(), "state": "running", "time": 1.0}
+    write_atomic(beat, sign)
+    now, name = [0.0], ["RUNNING"]
+    monkeypatch.setattr(slurm, "state", lambda job: slurm.JobState(name[0]))
+    monkeypatch.setattr(slurm, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    watch = slurm.JobWatch(run, spec, "7")
+
+    def look(at: float, state: str) -> None:
+        now[0], name[0] = at, state
+        watch.ask()
+        watch.check()
+
+    look(0, "RUNNING")
+    look(2, "COMPLETING")
+    beat.unlink()  # as the script does when the job has its next turn, in which no rank has reported yet
+    for second in range(4, 16, 2):
+        look(second, "RUNNING")
+    write_atomic(beat, sign | {"time": 2.0})
+    look(16, "RUNNING")
+    look(18, "RUNNING")
+    look(20, "RUNNING")
+    with pytest.raises(Stalled, match="rank 0 gave no sign of life for 5 s"):
+        look(21, "RUNNING")
 
 
 @pytest.mark.skipif("LOCKSTEP_SLOW_TESTS" not in os.environ, reason="takes 2 minutes: set LOCKSTEP_SLOW_TESTS=1")

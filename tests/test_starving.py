@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import msgspec
 import pytest
 
+from lockstep.cli.commands import call
 from lockstep.explain import explain
 from lockstep.explain.evidence import Evidence
 from lockstep.explain.starved import DOUBT
 from lockstep.launch import waiting
 from lockstep.machine import crowded, starving
 from lockstep.machine.cores import cores
-from lockstep.machine.cpu import children_seconds
+from lockstep.machine.cpu import children_seconds, seconds_of
 from lockstep.placement import Placement
+from lockstep.process import LINK
 from lockstep.report.answers import answers
 from lockstep.report.race import race_part
 from lockstep.report.subject import of_runs
 from lockstep.run import Run
 from lockstep.shapes import Spent
+from lockstep.turns import Before, Budget, Command, Race
+from lockstep.turns.estimate import Window
+from lockstep.turns.folder import RaceFolder, Record, state_of
 from lockstep.ways import BESIDE, FILE
 from support import Cli
 from test_explain import Folder, folder, rows, way, write_steps, write_ways
@@ -114,6 +121,27 @@ def test_what_its_own_children_run_is_not_other_work() -> None:
     assert children_seconds() >= before + 0.1, "also when it has ended"
 
 
+def test_what_carries_packets_between_emulated_hosts_is_not_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a child of the command, and not of a rank."""
+    link = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -S -c '{SPIN}' > /dev/null 2>&1 & echo $!"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    pid = int(link.stdout)
+    try:
+        stranger = starving.Meter(first=True)
+        monkeypatch.setenv(LINK, str(pid))
+        ours = starving.Meter(first=True)
+        began = seconds_of(pid)
+        while seconds_of(pid) < began + 0.5:
+            time.sleep(0.01)
+        assert stranger.read()["others"] - ours.read()["others"] == pytest.approx(0.5, abs=0.2)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
 # Who says it
 
 
@@ -131,6 +159,7 @@ def test_explain_says_it_first_and_trusts_no_time_then(folder: Folder) -> None:
     assert not doubted & {"accuracy", "overfitting"}
     (step,) = explain(Evidence(run), ("step",))
     assert step.why.endswith(DOUBT), "also where nothing else is asked"
+    assert step.verdict == "other work had the cores: where the 9.40 ms of a step go is not known"
     enough = folder.run(cores_had=0.95)
     write_steps(enough, rows(200, **BASE), rows(200, **BASE))
     assert not [
@@ -156,6 +185,47 @@ def test_a_race_says_it_in_its_answer() -> None:
     first, _ = race_part(record, starved, "a-race").headlines
     assert "you had 25% of your cores" in first.verdict
     assert "cores" not in race_part(record, quiet, "a-race").headlines[0].verdict
+
+
+def starved_race() -> tuple[Record, list[Window]]:
+    windows = made_up({"ranks=1": 1.0, "ranks=2": 1.6})
+    windows = [msgspec.structs.replace(each, spent=spent(1.0, waited=3.0, others=9.0)) for each in windows]
+    return raced(windows, ["ranks=1", "ranks=2"]), windows
+
+
+def test_no_phase_is_blamed_for_what_other_work_did() -> None:
+    record, windows = starved_race()
+    answer = race_part(record, windows, "a-race").headlines[-1]
+    assert answer.verdict.startswith("2 ranks take 1.60 times as long")
+    assert answer.why == "not known: other work had the cores, which slows contenders unequally"
+
+
+def test_the_record_of_a_race_has_the_share() -> None:
+    record, windows = starved_race()
+    race = Race([Command("ranks=1", []), Command("ranks=2", [])], Budget(), before=Before(windows=windows))
+    kept = msgspec.to_builtins(state_of(race, record, over=True))
+    assert kept["cores_had"] == pytest.approx(0.25)
+    old = {key: value for key, value in kept.items() if key != "cores_had"}
+    assert msgspec.convert(old, Record).cores_had is None
+
+
+@pytest.mark.parametrize(("foreign", "known"), [(0.0, True), (0.0, False), (0.4, False)])
+def test_a_slower_contender_on_a_busy_machine_is_said_to_be_that(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], foreign: float, known: bool
+) -> None:
+    """Of foreign programs, which CI races, only what others took of the machine is known."""
+    record, windows = starved_race()
+    folder = RaceFolder.create(cli.runs, "mine")
+    folder.keep(
+        [msgspec.structs.replace(each, foreign=foreign, spent=each.spent if known else None) for each in windows]
+    )
+    monkeypatch.setattr("lockstep.turns.hold.hold", lambda *_: (folder, record))
+    assert call(["race", "ranks=1", "ranks=2", "--fail-if-slower", "--json"]) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("lockstep: race: slower than 'ranks=1': 'ranks=2', 0.6")
+    meanwhile = "you had 25% of your cores: other work on this machine had the rest" if known else ""
+    meanwhile = meanwhile or ("other work took 40% of the machine" if foreign else "")
+    assert said.endswith(f"as fast; {meanwhile}" if meanwhile else "as fast")
 
 
 def test_a_comparison_says_it_before_all_else(folder: Folder) -> None:

@@ -604,7 +604,7 @@ def test_dp_on_a_cpu_is_one_line(module_cli: Cli) -> None:
 def test_ddp_does_not_import_the_compiler() -> None:
     """It would take as long as torch itself, in every rank of every run."""
     script = """
-import sys, torch, torch.distributed as dist
+import os, sys, torch, torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from lockstep.strategies import Ddp
 from lockstep.placement import Placement
@@ -617,6 +617,7 @@ assert torch._dynamo.utils.get_optimize_ddp_mode() == "ddp_optimizer", "what sto
 ddp.model(torch.ones(3, 4)).sum().backward()
 del ddp
 dist.destroy_process_group()
+os._exit(0)  # as a worker ends: what torch's threads do while an interpreter is taken down (rarely, they abort) is not ours
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -16,11 +16,11 @@ from msgspec.structs import replace
 from lockstep.errors import InputError
 from lockstep.placement import Placement
 from lockstep.recipe import Optimizer, Recipe
-from lockstep.study import builtin, make
+from lockstep.study import builtin, make, racing
 from lockstep.study.definition import Study
 from lockstep.study.file import read, with_words
 from lockstep.study.folder import StudyFolder
-from lockstep.study.plan import Planned, apart, outcome, plan, prepared, run_name
+from lockstep.study.plan import Cell, Planned, apart, outcome, plan, prepared, run_name
 
 ROOT = Path(__file__).parents[1]
 BASE = """
@@ -207,6 +207,16 @@ def test_built_in_studies_are_whole(name: str) -> None:
         assert published.claims
         assert set(published.figures) <= set(study.all_cells())
         assert published.source[0] in "ABCD"
+
+
+@pytest.mark.parametrize("name", builtin.names())
+def test_a_quick_study_is_over_in_five_minutes_and_its_race_leaves_half_of_them_for_training(name: str) -> None:
+    (study,) = builtin.find(name)
+    quick = with_words(study, [], quick=True)
+    settings = {cell: quick.settings(cell) for cell in quick.all_cells()}
+    cells = [Cell(name=cell, recipe=recipe, placement=placement) for cell, (recipe, placement) in settings.items()]
+    assert quick.budget_minutes == 5
+    assert racing.budget_of(Planned(study=quick, cells=cells, items=[])) <= 150
 
 
 # ---------------------------------------------------------------- the plan

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from lockstep.launch import prepare
+from lockstep.launch.slurm import launcher as slurm
 from lockstep.run import list_runs, read_json
+from lockstep.settings import load
+from lockstep.study import cluster as study_cluster
 from slurm_cluster import Cluster
 from support import Cli, processes_of, wait_for
 
@@ -111,3 +119,38 @@ def test_ctrl_c_takes_all_jobs_back(cluster: Cluster, cli: Cli) -> None:
     assert {run.status()["state"] for run in list_runs(cli.runs)} == {"cancelled"}
     wait_for(lambda: cluster.idle() == 2, seconds=20, what="both nodes to be idle again")
     assert not processes_of(cli.runs)
+
+
+def test_a_job_that_gives_way_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes a while to leave its nodes, waits for others, and has another turn: none of this is its end."""
+    turns = ["RUNNING", "COMPLETING", "COMPLETING", "PENDING", "RUNNING"]
+    seconds = iter([0.0, 0.0, 1.0, 100.0, 101.0, 102.0, 102.0])
+    monkeypatch.setattr(slurm, "state", lambda job: slurm.JobState(turns.pop(0)))
+    monkeypatch.setattr(slurm, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    words = ["data=embedded", "launcher=slurm", "threads=1", "slurm.requeue=true"]
+    run, spec = prepare(*load([], words), runs=tmp_path)
+    job = study_cluster._job(cast(Any, None), run, spec, "7", 0.0)
+    assert [study_cluster._ended(cast(Any, None), job) for _ in range(5)] == [False] * 5
+    assert run.recorded_status()["state"] == "planned"
+
+
+@pytest.mark.skipif("LOCKSTEP_SLOW_TESTS" not in os.environ, reason="takes a minute: set LOCKSTEP_SLOW_TESTS=1")
+@pytest.mark.timeout(400)
+def test_a_preempted_study_goes_on_with_its_array(cluster: Cluster, cli: Cli) -> None:
+    cli.environment |= cluster.environment
+    (cli.folder / "mine.toml").write_text(STUDY)
+    process = cli.start("study", "run", "mine.toml", "slurm.requeue=true", "epochs=120", "--json")
+    running = wait_for(
+        lambda: next((run for run in list_runs(cli.runs) if run.recorded_status()["state"] == "running"), None),
+        what="a training",
+    )
+    wait_for(lambda: running.epochs(), what="its first epoch")
+    job = str((read_json(running.folder / "job.json") or {})["job"])
+    cluster("scontrol", "requeue", job)
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    document = json.loads(output)
+    assert (document["done"], document["failed"], document["left"]) == (4, 0, 0), errors
+    assert "Restarts=1" in cluster("scontrol", "-o", "show", "job", job).stdout
+    assert [record["epoch"] for record in running.epochs()] == list(range(1, 121))
+    assert not list(cli.runs.glob("*/checkpoints"))

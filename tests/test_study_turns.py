@@ -369,6 +369,24 @@ def test_windows_beside_a_training_count_where_they_had_their_cores(
         assert found == {"before": pytest.approx(0.002), "after": pytest.approx(0.002), "evaluation": 0.5}
 
 
+def test_a_race_goes_on_only_on_the_kind_of_machine_it_began_on_and_says_so(tmp_path: Path) -> None:
+    study = Made(tmp_path, factors={"ranks": [1, 2]}, repeats=3)
+    study.race({"ranks=1": 100.0, "ranks=2": 60.0})
+    state = msgspec.to_builtins(timing.read(study.folder, study.planned).state)  # type: ignore[union-attr]
+    here, heard = racing.machine_here(), list[str]()
+
+    def raced_on(machine: dict[str, str]) -> bool:
+        write_atomic(study.folder.path / timing.STATE, state | {"machine": machine})
+        return racing._before(study.folder, study.planned, heard.append).over
+
+    assert raced_on(here)
+    assert not heard
+    assert not raced_on(here | {"cpu": "AMD EPYC (family 25, model 17)"})
+    assert heard == [f"the cells raced on AMD EPYC (family 25, model 17), and this is {here['cpu']}: they race again"]
+    assert not raced_on(here | {"torch": "1.0"})
+    assert "its software" in heard[1]
+
+
 def test_a_race_of_other_cells_says_nothing(tmp_path: Path) -> None:
     study = Made(tmp_path, factors={"ranks": [1, 2]}, repeats=3)
     study.race({"ranks=1": 100.0, "ranks=2": 60.0})

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from torch.nn import functional
 
+from house import ROOT
 from lockstep import models, task
 from lockstep.data import DataSet, fit, open_data
 from lockstep.data.arrays import open_batches
 from lockstep.data.batches import Batch, sample_order
 from lockstep.errors import InputError
+from lockstep.kernels import FastConv, fuse
 from lockstep.metrics import METRICS, fitting, learned_keys
 from lockstep.predict import layers
 from lockstep.recipe import EarlyStopping, Recipe, Regularize
@@ -377,6 +381,45 @@ def test_layers_of_any_task_can_be_predicted(own: str, tmp_path: Path, kind: str
     parameters = list(models.build(recipe).parameters())
     assert [gradient.bytes for gradient in found.gradients] == [parameter.nbytes for parameter in parameters]
     assert found.seconds_per_sample > 0
+
+
+NEW_NETS = {
+    "gpt": ("model=gpt", "data=embedded-text@96+16", "loss=next-token", "global_batch=8", "threads=1"),
+    "resnet20": ("model=resnet20", "data=embedded-color@96+16", "global_batch=8", "threads=1"),
+}
+
+
+@pytest.mark.parametrize("net", NEW_NETS)
+def test_the_table_of_the_page_says_what_works_for_the_new_nets(tmp_path: Path, net: str) -> None:
+    """Its columns predict, fused and quantize; race has a test of its own, verify and explain too."""
+    text = (ROOT / "docs/tasks.md").read_text()
+    heading, row = (
+        next(line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith(start))
+        for start in ("| | run", f"| `{net}`")
+    )
+    page = dict(zip(heading, row[1:], strict=True))
+    recipe, placement = load([], [*NEW_NETS[net], "device=cpu"])
+    assert page["predict"] == "yes"
+    found = layers.answer(layers.Question(recipe=recipe, placement=placement), tmp_path)
+    assert sum(gradient.bytes for gradient in found.gradients) > 1e6
+    convolutions = sum(isinstance(module, FastConv) for module in fuse(models.build(recipe)).modules())
+    assert page["fused"] == (f"yes: {convolutions} convolutions, without ReLU" if convolutions else "nothing to fuse")
+    refused = (
+        pytest.raises(InputError, match="is for image classifiers") if page["quantize"] == "refuses" else nullcontext()
+    )
+    with refused:
+        task.check(replace(recipe, quantize="qat"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("net", NEW_NETS)
+def test_the_new_nets_race(cli: Cli, net: str) -> None:
+    found = cli(
+        "race", "ranks=1", "ranks=2", "--all", " ".join(NEW_NETS[net]), "--budget", "30s", "--json", timeout=240
+    )
+    assert found.returncode == 0, found.stderr
+    document = json.loads(found.stdout)
+    assert (document["failures"], len(document["ratios"])) == ({}, 1)
 
 
 def test_a_loss_of_padding_alone_counts_nothing() -> None:

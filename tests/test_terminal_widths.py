@@ -13,6 +13,8 @@ import termios
 
 import pytest
 
+from lockstep.cli.commands import COMMANDS as LOCKSTEP
+from lockstep.cli.commands import call
 from lockstep.turns.folder import RaceFolder
 from support import Cli
 from test_race_report import made_up, raced
@@ -23,6 +25,17 @@ STUDY = {
     "optimizer.name=sgd, global_batch=1024": (RECIPE, ALONE),
     "optimizer.name=sgd, global_batch=1024, ranks=2": (RECIPE, BOTH),
 }
+PLANNED = """
+about = "A plan."
+repeats = 3
+budget_minutes = 10
+[recipe]
+data = "embedded"
+epochs = 1
+[factors]
+ranks = [1, 2]
+global_batch = [32, 64]
+"""
 RACE = {"ranks=1 threads=2": 1.0, "ranks=2 backend=gloo strategy=ddp": 0.9, "ranks=2 backend=shm": 0.6}
 COMMANDS = (
     "runs",
@@ -34,7 +47,13 @@ COMMANDS = (
     f"explain {IDS[1]}",
     "data list",
     "race",
+    "study run planned.toml --dry-run",
 )
+# What has no table.
+PLAN = "run data=embedded fused=false threads=1 ranks=2 micro_batch=16 optimizer.momentum=0.9 --dry-run --name planned"
+COPIED = r"^ *(next: )?lockstep |^\S+$"
+COPIED_FROM_A_PLAN = rf"{COPIED}|^# run folder: | -m lockstep\."
+HELPED = ("", *LOCKSTEP, "study run", "study pack", "study unpack", "kernels bench", "lab check")
 # One interpreter calls them all, as the command line does: starting it is what takes the time. A race is drawn from its folder, as at its end.
 CALLS = """
 import sys
@@ -65,6 +84,7 @@ def cli(tmp_path_factory: pytest.TempPathFactory) -> Cli:
     windows = made_up(RACE)
     race.keep(windows)
     race.write(raced(windows, list(RACE)))
+    (made.folder / "planned.toml").write_text(PLANNED)
     return made
 
 
@@ -73,7 +93,8 @@ def in_a_terminal(cli: Cli, width: int) -> dict[str, str]:
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
     given = {key: value for key, value in cli.environment.items() if key not in ("COLUMNS", "LINES")}
-    argv = [sys.executable, "-c", CALLS, *COMMANDS]
+    commands = (*COMMANDS, PLAN, *(f"{command} --help" for command in HELPED))
+    argv = [sys.executable, "-c", CALLS, *commands]
     program = subprocess.Popen(argv, stdin=slave, stdout=slave, stderr=slave, env=given, cwd=cli.folder)
     os.close(slave)
     written = b""
@@ -85,7 +106,7 @@ def in_a_terminal(cli: Cli, width: int) -> dict[str, str]:
     os.close(master)
     assert program.wait() == 0
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written.decode()).replace("\r\n", "\n")
-    return dict(zip(COMMANDS, text.split("@end\n")[:-1], strict=True))
+    return dict(zip(commands, text.split("@end\n")[:-1], strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -98,15 +119,36 @@ def words(text: str) -> set[str]:
     return {word.rstrip(".") for word in re.findall(r"[\w.=/-]+", text) if re.search("[a-z]{3}", word)}
 
 
+@pytest.mark.parametrize(
+    ("command", "next_"),
+    [
+        (f"export {IDS[0]} last -o runs.csv", f"lockstep report {IDS[0]} last (the same as a page)"),
+        ("export last --format tensorboard -o board", "tensorboard --logdir board"),
+        (f"follow {IDS[1]}", f"lockstep report {IDS[1]} (curves and timeline as a page)"),
+        ("comms --capabilities --ranks 3", "lockstep comms --ranks 3 --quick (what each of them costs)"),
+    ],
+)
+def test_what_to_type_next_comes_last(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, next_: str
+) -> None:
+    monkeypatch.setattr("lockstep.comms.capabilities.try_all", lambda *_: [])  # of which each takes seconds
+    monkeypatch.setenv("LOCKSTEP_RUNS", str(cli.runs))
+    monkeypatch.chdir(cli.folder)
+    assert call(command.split()) == 0
+    assert capsys.readouterr().err.splitlines()[-1].removeprefix("next:").strip() == next_
+
+
 @pytest.mark.parametrize("width", [80, 100, 120])
 def test_tables_fit_the_window_and_break_no_word(cli: Cli, unfolded: dict[str, str], width: int) -> None:
     for name, text in in_a_terminal(cli, width).items():
         lines = text.splitlines()
         # What is to be copied stays whole: commands, and paths.
-        wide = [line for line in lines if len(line) > width and not re.search(r"^ *(next: )?lockstep |^\S+$", line)]
+        whole = COPIED_FROM_A_PLAN if name == PLAN else COPIED
+        wide = [line for line in lines if len(line) > width and not re.search(whole, line)]
         assert not wide, f"{name} at {width} columns"
         assert words(text) <= words(unfolded[name] + "Left out at columns"), f"{name}: a word was broken"
+        if name not in COMMANDS:
+            continue
         assert "─" in text, f"{name}: a table"
-        if name != "runs":
-            assert any(line.startswith("next: ") for line in lines[-4:]), f"{name} ends with what to type next"
+        assert any(line.startswith("next: ") for line in lines[-4:]), f"{name} ends with what to type next"
     assert all(each in unfolded["runs"] for each in IDS)

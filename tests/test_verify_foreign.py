@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 import foreign_table
 import verify_faults
 from foreign_table import MUTANTS, RIGHT, Row, launchers, table, unseen, verdicts, written
 from lockstep.errors import InputError
 from lockstep.inside.orders import Orders
+from lockstep.inside.parameters import Parameters
+from lockstep.inside.saved import Saved
 from lockstep.inside.site.sitecustomize import PROVEN
 from lockstep.inside.sketch import coarse, digest, rows, samples, sketch
-from lockstep.inside.witness import Hooks
 from lockstep.process import stat_fields
 from lockstep.report.document import of_parts
 from lockstep.report.html import page
@@ -44,15 +48,33 @@ def test_every_module_that_has_a_hook_is_waited_for(tmp_path: Path) -> None:
     assert found.stdout.split() == sorted(PROVEN), found.stderr
 
 
-def test_a_checkpoint_that_is_there_stays_however_its_path_is_given(tmp_path: Path) -> None:
-    there, absent, saved = tmp_path / "there", tmp_path / "absent", []
-    there.touch()
-    for path in (there, absent):
-        keep = Hooks._kept(None, lambda obj, f: saved.append(f))  # type: ignore[arg-type]
-        keep(1, path)
-        keep(1, f=path)
-        keep(obj=1, f=path)
-    assert saved == [absent] * 3
+def test_what_is_saved_is_kept_beside_the_records_however_its_path_is_given(tmp_path: Path) -> None:
+    """What is there is not overwritten, nothing is left, and the script can load what it has saved."""
+    there, absent, moved, folder = (tmp_path / name for name in ("there.pt", "absent.pt", "moved.pt", "records"))
+    there.write_text("the user's own")
+    saved = Saved(str(folder))
+    keep = saved.saves(lambda obj, f: Path(f).write_text(obj))
+    load, move = saved.loads(lambda f: Path(f).read_text()), saved.moves(os.replace)
+    assert load(there) == "the user's own"
+    for path in (there, absent, str(absent)):
+        keep("one", path)
+        assert load(path) == "one"
+        keep("two", f=path)
+        assert load(f=path) == "two"
+        keep(obj="three", f=path)
+        assert load(path) == "three"
+    move(absent, moved)  # as scripts do that save under another name first
+    assert load(moved) == "three"
+    with pytest.raises(FileNotFoundError):
+        load(absent)
+    assert there.read_text() == "the user's own"
+    assert sorted(tmp_path.iterdir()) == [folder, there]
+    (tmp_path / "other").write_text("no checkpoint")
+    move(tmp_path / "other", tmp_path / "same")  # what was not saved in this run is moved where it is
+    assert (tmp_path / "same").read_text() == "no checkpoint"
+    with (tmp_path / "opened.pt").open("w") as file:
+        saved.saves(lambda obj, f: f.write(obj))("own", file)
+    assert (tmp_path / "opened.pt").read_text() == "own", "a file that the script opened itself is its own"
 
 
 # --- the words of a command --------------------------------------------------------------------------------------------------
@@ -136,6 +158,12 @@ def test_a_command_that_comes_to_nothing_is_one_line(cli: Cli, script: str, said
     assert list(cli.runs.iterdir()) == []
 
 
+def test_programs_beside_our_python_are_found_where_nothing_is_activated(cli: Cli) -> None:
+    cli.environment["PATH"] = "/nowhere"
+    (cli.folder / "mine.py").write_text("raise ValueError('it was started')")
+    assert "ValueError: it was started" in cli.error("verify", "--", "python", "mine.py", "{ranks}", code=3)
+
+
 @pytest.mark.cold
 def test_ctrl_c_leaves_nothing(cli: Cli) -> None:
     (cli.folder / "waits.py").write_text("import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(1000)")
@@ -174,6 +202,29 @@ def test_bits_samples_and_formats() -> None:
     assert samples([("text", 3), {}]) == ([], [])
     assert (coarse(x), coarse(x.bfloat16().float()), coarse(x.half().float())) == ("", "bfloat16", "float16")
     assert coarse(torch.zeros(3)) == ""
+
+
+def test_frozen_parameters_are_watched_when_they_are_freed() -> None:
+    """An optimizer may have parameters that learn nothing: autograd takes no hook for them."""
+
+    def give_up(error: BaseException) -> None:
+        raise error
+
+    free, frozen = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3), requires_grad=False)
+    parameters = Parameters(give_up)
+
+    def seen() -> list[tuple[bool, float]]:
+        (free * frozen).sum().backward()
+        found = parameters.before([free, frozen])
+        parameters.after([free, frozen], found)
+        free.grad = frozen.grad = None
+        return [(line["seen"], float(own.sum())) for line, own in zip(found["layout"], found["own"], strict=True)]
+
+    parameters.before([free, frozen])
+    assert seen() == [(True, 3.0), (True, 0.0)]
+    frozen.requires_grad_()
+    assert seen() == [(True, 3.0), (False, 0.0)], "it was free before we knew"
+    assert seen() == [(True, 3.0), (True, 3.0)]
 
 
 def test_one_process_hands_out_the_samples_of_the_ranks() -> None:
@@ -259,6 +310,68 @@ def test_what_is_the_same_passes_and_the_first_difference_is_named() -> None:
     assert Judge(many, one, one).verdict().verdict == DIFFERENT
 
 
+def test_what_is_not_finite_in_one_process_too_proves_nothing() -> None:
+    many, one = script()
+    for steps in (*many, one):
+        for each in steps[1:]:
+            for name in ("own", "size", "exchanged", "final", "update"):
+                setattr(each, name, getattr(each, name) * np.nan)
+    found = Judge(many, one, one).verdict()
+    assert (found.verdict, found.reason, found.findings[0].step) == (OPEN, "not finite", 2)
+    assert found.sentence.startswith("not proven: from step 2 on, the gradient of one process is not finite ('w')")
+
+
+@pytest.mark.parametrize(("noise", "verdict"), [(0.01, SAME), (0.2, OPEN), (3.0, OPEN)])
+def test_a_script_whose_roundings_matter_too_much_proves_nothing(noise: float, verdict: str) -> None:
+    """What is allowed is six times what rounding does: where that is half of a gradient, half of it could be wrong."""
+    many, one = script()
+    twin = deepcopy(one)
+    for each in twin:
+        each.own = each.own * (1 + noise)
+    found = Judge(many, one, twin).verdict()
+    assert found.verdict == verdict
+    if verdict == OPEN:
+        assert found.reason == "rounding"
+        assert f"changes by {noise:.0%}, and 6 times that is allowed ('w')" in found.sentence
+    for each in many[0] + many[1]:
+        each.exchanged = each.exchanged * 1.01
+    assert Judge(many, one, twin).verdict().verdict == DIFFERENT, "the exchange is judged within the ranks"
+
+
+def test_a_gradient_that_is_nothing_beside_the_others_may_be_rounding_alone() -> None:
+    """As that of a bias before batch norm, which is 0 but for rounding."""
+    many, one = script()
+    twin = deepcopy(one)
+    for each in [step for steps in (*many, one, twin) for step in steps]:
+        each.line.layout = [
+            replace(each.line.layout[0], name=name, length=length) for name, length in (("b", 2), ("w", 4))
+        ]
+        for name in ("own", "size", "exchanged", "final", "update"):
+            setattr(each, name, getattr(each, name) * np.array([1e-7, 1e-7, 1, 1, 1, 1]))
+    for each in twin:
+        each.own = each.own * np.array([3, 3, 1, 1, 1, 1])
+    assert Judge(many, one, twin).verdict().verdict == SAME
+
+
+def test_other_numbers_of_steps_are_a_difference() -> None:
+    many, one = script()
+    found = Judge(many, one[:3], one[:3]).verdict()
+    assert found.sentence == "NOT the same: from step 4 on, 2 ranks take 4 steps, and one process takes 3"
+    found = Judge([many[0], many[1][:2]], one, one).verdict()
+    assert found.sentence == "NOT the same: from step 3 on, rank 0 takes 4 steps, and rank 1 takes 2"
+
+
+def test_samples_that_were_not_seen_are_not_called_right() -> None:
+    many, one = script()
+    assert "samples of every step" in {check.what for check in Judge(many, one, one).verdict().checks}
+    for each in [step for steps in (*many, one) for step in steps]:
+        each.line.passes[0].inputs = []
+    found = Judge(many, one, one).verdict()
+    assert found.verdict == SAME
+    assert found.sentence.endswith("what one process computes; the samples that they took were not seen")
+    assert "samples of every step" not in {check.what for check in found.checks}
+
+
 def test_without_one_process_nothing_is_proven() -> None:
     many, _ = script()
     found = Judge(many, None, None, "1 process: it ended with exit code 1").verdict()
@@ -297,7 +410,13 @@ def torchrun(*arguments: str) -> list[str]:
 def test_the_command_from_start_to_end(cli: Cli) -> None:
     """A right script, and a wrong one; nothing of theirs is overwritten, and nothing is left."""
     text = (foreign_table.SCRIPTS / "ddp.py").read_text()
-    save = "    torch.save(net.state_dict(), 'kept.pt')\n    for number, (a, b, index)"
+    # It goes on from its last checkpoint, if there is one: a run of ours must not leave one to the next.
+    resume = "import os\nif os.path.exists('last.pt'):\n    net.load_state_dict(torch.load('last.pt'))\nmodel = DistributedData"
+    text = text.replace("model = DistributedData", resume, 1)
+    save = (
+        "    if rank == 0:\n        torch.save(net.state_dict(), 'new.pt')\n        os.replace('new.pt', 'last.pt')\n"
+        "        torch.save(net.state_dict(), 'kept.pt')\n    for number, (a, b, index)"
+    )
     # One process shuffles otherwise, as many scripts do.
     text = text.replace("sampler=sampler)", "sampler=sampler if world > 1 else None, shuffle=world == 1)")
     (cli.folder / "train.py").write_text(text.replace("    for number, (a, b, index)", save))
@@ -317,6 +436,7 @@ def test_the_command_from_start_to_end(cli: Cli) -> None:
         "NOT the same: from step 3 on, gradients of 2 ranks are 2.00 times those of one process"
     )
     assert (cli.folder / "kept.pt").read_text() == "the user's own"
+    assert {path.name for path in cli.folder.glob("*.pt")} == {"kept.pt"}
     # Nothing is left but a page of each.
     assert [folder.name for folder in cli.runs.iterdir()] == ["proofs"]
     pages = sorted((cli.runs / "proofs").glob("*-train-*/report.html"))

@@ -22,6 +22,8 @@ from benchmarks.processes import ContenderFailed
 # With nothing planted, for each repeat of the others.
 NOTHINGS = 4
 FROM, FIRST_IN, WITHIN, NOTHING_IN = 0.1, 0.95, 0.2, 0.95
+GOAL = "(goal "
+"""What a note has that says whether one was met."""
 
 Row = dict[str, Any]
 Execute = Callable[[Cause, float], Row]
@@ -111,7 +113,7 @@ def _goals(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _goal(text: str, met: int, count: int, goal: float) -> str:
-    return f"{text}: {met} of {count} (goal {goal:.0%}: {'met' if met >= goal * count else 'missed'})."
+    return f"{text}: {met} of {count} {GOAL}{goal:.0%}: {'met' if met >= goal * count else 'missed'})."
 
 
 def _cell(rows: Sequence[Row]) -> str:

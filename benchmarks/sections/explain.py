@@ -25,6 +25,7 @@ def measure(settings: Settings) -> Section:
     for prefix, rows in (("", mine), (f"{peer.NAME}: ", theirs)):
         section.notes += [f"{prefix}{note}" for note in score.notes(rows)]
         _add(section, prefix, rows)
+    section.notes.sort(key=lambda note: score.GOAL not in note)  # what it comes to, then cell by cell
     section.notes.append(
         f"{peer.NAME} was not asked about {' and '.join(peer.LEFT_OUT)}, and has no verdict about exchange, buckets or threads."
     )

@@ -29,6 +29,7 @@ from lockstep.predict.check import seconds
 from lockstep.predict.held import NETS
 from lockstep.settings import load
 from lockstep.turns import Ranks
+from lockstep.turns.ranks import memory_problem
 from lockstep.turns.survey import Survey
 
 SURVEY_S, ROUNDS = 40.0, 8
@@ -109,9 +110,9 @@ def _tried(cell: Cell) -> dict[str, Any]:
 def _race(cell: Cell, chosen: tuple[str, ...], folder: Path, took: float) -> dict[str, Any]:
     mine = "chosen"
     ways = {" ".join(words): (*cell.words, *words) for words in _everything(cell)}
+    ways, left_out = fitting({mine: chosen, **ways})
     racing = [
-        Ranks(name, *load([], words), folder / "all" / str(place))
-        for place, (name, words) in enumerate({mine: chosen, **ways}.items())
+        Ranks(name, *load([], words), folder / "all" / str(place)) for place, (name, words) in enumerate(ways.items())
     ]
     once = _seconds(racing)
     near = [each for each in racing if each.name == mine or once[each.name] <= NEAR * min(once.values())]
@@ -121,14 +122,25 @@ def _race(cell: Cell, chosen: tuple[str, ...], folder: Path, took: float) -> dic
     regret = fmean((_regret(once, again, mine), _regret(again, once, mine)))
     fastest = "it" if best == mine else best
     said = " ".join(word for word in chosen if word not in cell.words)
+    without = (
+        f"; left out, for they have no room in memory beside the others: {'; '.join(left_out)}" if left_out else ""
+    )
     return {
         "batch": int(load([], cell.words)[0].global_batch),
         "chosen_s": found[mine],
         "fastest_s": found[best],
         "regret": regret,
         "all_s": [once, again],
-        "text": f"chose {said} in {took:.0f} s; {fastest} is the fastest of {len(once)}, regret {regret:.1%}",
+        "text": f"chose {said} in {took:.0f} s; {fastest} is the fastest of {len(once)}, regret {regret:.1%}{without}",
     }
+
+
+def fitting(ways: dict[str, tuple[str, ...]]) -> tuple[dict[str, tuple[str, ...]], list[str]]:
+    """The first of them that can all be alive at the same time, as in a race, and the names of the others."""
+    found, left_out = dict(ways), list[str]()
+    while len(found) > 2 and memory_problem(load([], words)[1] for words in found.values()):
+        left_out.insert(0, found.popitem()[0])
+    return found, left_out
 
 
 def _seconds(racing: list[Ranks]) -> dict[str, float]:

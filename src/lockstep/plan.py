@@ -61,9 +61,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         if not self.steps_per_epoch:  # an attached command: only what was seen and told is known
             return f"global batch {self.batch_text()}; {counted(self.total_steps, 'step')} in all"
         last = f" (last batch {self.last_batch})" if self.last_batch != self.global_batch else ""
-        return (
-            f"global batch {self.batch_text()}; {self.steps_per_epoch} steps an epoch{last}, {self.total_steps} in all"
-        )
+        return f"global batch {self.batch_text()}; {self.steps_per_epoch:,} steps an epoch{last}, {self.total_steps:,} in all"
 
     def batch_text(self) -> str:
         """The global batch and how it is divided."""

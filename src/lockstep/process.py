@@ -15,6 +15,8 @@ from typing import NoReturn
 PARENT = "LOCKSTEP_PARENT_PID"
 CORES = "LOCKSTEP_CORES"
 """The cores of all ranks of this host, in their order: "2,3"; or "any:0,1,2,3" where they are not to be pinned (launch/cores.py)."""
+LINK = "LOCKSTEP_LINK_PID"
+"""The process that carries packets between emulated hosts, where one does: it works for the ranks, though none of them started it."""
 _PR_SET_PDEATHSIG = 1
 
 # glibc gives large blocks back to the system at every free and faults them in again at every allocation. Keeping

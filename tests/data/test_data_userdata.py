@@ -95,6 +95,65 @@ def test_datasets_and_loaders_are_laid_down_as_arrays(
     assert ("global_batch, shuffle and seed say" in capsys.readouterr().err) == ("DataLoader(" in body)
 
 
+SAMPLERS = (
+    TORCH
+    + "from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler; "
+    "d = TensorDataset(t(X + np.arange(6, dtype='uint8')[:, None, None, None]), t(Y)); "
+    "return DataLoader(d, {}), DataLoader(d, 2, sampler=SubsetRandomSampler([5, 4]))"
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "taken"),
+    [
+        ("2, sampler=SubsetRandomSampler([3, 0, 1])", [0, 1, 3]),
+        ("batch_sampler=BatchSampler(SubsetRandomSampler([3, 1]), 2, True)", [1, 3]),
+        ("batch_sampler=[[3, 0], [2]]", [0, 2, 3]),
+        ("2, sampler=RandomSampler(d)", [0, 1, 2, 3, 4, 5]),
+        ("2, sampler=DistributedSampler(d, 2, 0)", [0, 1, 2, 3, 4, 5]),
+    ],
+)
+def test_the_samples_that_a_sampler_picks(tmp_path: Path, options: str, taken: list[int]) -> None:
+    data = open_data(_write(tmp_path, SAMPLERS.format(options)), scratch=tmp_path / "scratch")
+    assert data.train_images[:, 0, 0, 0].tolist() == taken
+    assert data.test_images[:, 0, 0, 0].tolist() == [4, 5]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "2, sampler=WeightedRandomSampler([1.0] * 6, 6)",
+        "2, sampler=RandomSampler(d, replacement=True)",
+        "batch_sampler=[[3, 0], [3]]",
+        "2, sampler=type('Part', (), dict(i=0, __iter__=lambda s: (setattr(s, 'i', s.i + 1), iter([s.i]))[1]))()",
+    ],
+    ids=["weighted", "replacement", "twice", "other samples in every epoch"],
+)
+def test_a_sampler_that_picks_no_set_of_samples_is_refused(tmp_path: Path, options: str) -> None:
+    with pytest.raises(
+        InputError, match=r"train: its .* takes samples more than once, or others in every epoch"
+    ) as caught:
+        open_data(_write(tmp_path, SAMPLERS.format(options)), scratch=tmp_path / "scratch")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_dataset_with_random_transforms_is_read_once_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flipped = "R = type('R', (Items,), dict(__getitem__=lambda s, i: (np.random.rand(3), Y[i]))); return R(X, Y), Items(X[:, 0, 0, :3] / 2, Y)"
+    open_data(_write(tmp_path, flipped), scratch=tmp_path / "scratch")
+    assert [
+        line.count("train: a sample is another one each time") for line in capsys.readouterr().err.splitlines()
+    ] == [1]
+
+
+def test_bfloat16_which_numpy_does_not_have(tmp_path: Path) -> None:
+    x = "x = torch.full((6, 3), 0.5, dtype=torch.bfloat16); "
+    body = TORCH + x + "return dict(train=(x, Y), test=TensorDataset(x, t(Y)))"
+    data = open_data(_write(tmp_path, body), scratch=tmp_path / "scratch")
+    assert (data.train_images.dtype.name, float(data.test_images[0, 0])) == ("float32", 0.5)
+
+
 def test_inputs_of_every_kind(tmp_path: Path) -> None:
     """What is no image stays as it is: type, shape, names and all."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.attach import seen
-from lockstep.errors import InputError, RunFailed
+from lockstep.errors import RunFailed
 from lockstep.inside import site
 from lockstep.inside.site.sitecustomize import RUN
 from lockstep.launch.cause import signal_name
@@ -25,7 +24,6 @@ from lockstep.machine import starving
 from lockstep.measure.environment import machine, version_of
 from lockstep.placement import Placement
 from lockstep.plan import Plan
-from lockstep.process import PARENT
 from lockstep.recipe import Recipe
 from lockstep.run import Options, Run, Spec, check_name, runs_root, write_atomic
 from lockstep.turns import guard
@@ -55,8 +53,7 @@ def attach(
 
     `planned` is told of the folder before the command starts.
     """
-    if shutil.which(argv[0]) is None:
-        raise InputError(f"attach: cannot start '{argv[0]}': there is no such program; write the command after '--'")
+    guard.check("attach", argv[0])
     run = _plan(argv, runs, name, batch)
     planned(run)
     try:
@@ -140,12 +137,7 @@ def _start(run: Run, argv: Sequence[str]) -> subprocess.Popen[bytes]:
     """Its output is the user's own. A session of its own: Ctrl-C reaches us, and we pass it on once."""
     ours = str(Path(site.__file__).parent)
     paths = [ours, *([os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else [])]
-    environment = {
-        **os.environ,
-        RUN: str(run.folder),
-        "PYTHONPATH": os.pathsep.join(paths),
-        PARENT: str(os.getpid()),
-    }
+    environment = {**guard.environment(), RUN: str(run.folder), "PYTHONPATH": os.pathsep.join(paths)}
     # The option means nothing to Python: it names the run, so that the dashboard knows whom to ask to stop it.
     words = [sys.executable, "-P", "-X", str(run.folder), guard.__file__, *argv]
     return subprocess.Popen(words, env=environment, start_new_session=True)

@@ -19,10 +19,10 @@ EPILOG = """\b
 Examples:
   lockstep attach -- python train.py --epochs 3
   lockstep attach -- torchrun --nproc-per-node 2 train.py
-  lockstep attach --batch 256 -- accelerate launch --multi_gpu --num_processes 2 train.py
+  lockstep attach --batch 256 -- \\
+    accelerate launch --multi_gpu --num_processes 2 train.py
   lockstep attach --name before -- mpirun -n 2 python train.py
 
-\b
 Nothing of the script is edited, and it computes the same bits. Its output and its exit code are its own; what is ours
 goes to stderr. docs/attach.md says how each part is told.
 """

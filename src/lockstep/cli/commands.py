@@ -59,13 +59,39 @@ Examples:
   lockstep run recipe.toml optimizer.lr=0.001 --dry-run
   lockstep verify ranks=2
 
-\b
 Exit codes: 0 done, 2 wrong input, 3 a run failed, 4 data cannot be had, 130 stopped by Ctrl-C.
 """
 
 
+class Help(click.HelpFormatter):
+    """Examples fit the window too, which click leaves as they are: where what is said of one does not fit beside it, all of it stands below."""
+
+    def write_text(self, text: str) -> None:
+        parts = text.split("\n\n")
+        super().write_text("\n\n".join(self._fitted(part) if part.startswith("\b") else part for part in parts))
+
+    def _fitted(self, block: str) -> str:
+        lines = block.split("\n")
+        if all(len(line) <= self.width - self.current_indent for line in lines):
+            return block
+        if not any(line.startswith(" ") for line in lines):  # no examples
+            return block.removeprefix("\b\n")
+        found = []
+        for line in lines:
+            first = line[: len(line) - len(line.lstrip())]
+            command, _, what = line.lstrip().partition("  ")
+            found += [first + command, *([f"{first}    {what.strip()}"] if what else [])]
+        return "\n".join(found)
+
+
+class Context(click.Context):
+    formatter_class = Help
+
+
 class LazyGroup(click.Group):
     """Lists commands from the table and imports one only when it is asked for."""
+
+    context_class = Context
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -74,6 +100,8 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = importlib.import_module(f"lockstep.cli.{cmd_name}").command
+        for each in (command, *getattr(command, "commands", {}).values()):
+            each.context_class = Context
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:

@@ -32,7 +32,6 @@ Examples:
   lockstep comms launcher=slurm hosts=2 ranks=2 slurm.partition=debug      between nodes of a cluster
   salloc -N2 lockstep comms hosts=2 --quick                                the same, in an allocation
 
-\b
 Exit codes: 0 measured, 2 wrong input, 3 a result was WRONG or nothing could be measured.
 """
 
@@ -258,6 +257,7 @@ def _capabilities(ranks: int, backends: list[str], limit_s: float, folder: Path,
         )
         for text in notes:
             out.print(text, soft_wrap=True)
+        next_step(f"lockstep comms --ranks {ranks} --quick (what each of them costs)")
     wrong = [a for a in answers if a.answer == "WRONG"]
     if wrong:
         raise RunFailed(f"comms: {wrong[0].collective} on {wrong[0].backend} gave a WRONG result: {wrong[0].reason}")

@@ -22,7 +22,6 @@ Examples:
   lockstep compare last                         the newest study
   lockstep compare runs/* --baseline ranks=1 --json
 
-\b
 Runs that differ in nothing but the seed are repeats of one cell.
 """
 

@@ -10,6 +10,7 @@ Examples:
   lockstep completion zsh >> ~/.zshrc
   lockstep completion fish > ~/.config/fish/completions/lockstep.fish
 """
+_ADDS = "COMPREPLY+=($value)"
 
 
 @click.command("completion", epilog=EPILOG)
@@ -22,4 +23,6 @@ def command(shell: str) -> None:
 
     kind = get_completion_class(shell)
     assert kind is not None
-    click.echo(kind(cli, {}, "lockstep", "_LOCKSTEP_COMPLETE").source())
+    script = kind(cli, {}, "lockstep", "_LOCKSTEP_COMPLETE").source()
+    # In bash a key is followed by its value, not by a space.
+    click.echo(script.replace(_ADDS, f"{_ADDS}\n            [[ $value == *= ]] && compopt -o nospace"))

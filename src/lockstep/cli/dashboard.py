@@ -27,7 +27,6 @@ Examples:
   lockstep dashboard --runs /data/runs --port 9000 --no-open
   lockstep dashboard --host 0.0.0.0           for other machines too: they need the token that is printed
 
-\b
 Over ssh, keep it on this machine and forward the port:  ssh -L 8765:localhost:8765 HOST
 docs/dashboard.md says what is on it.
 """

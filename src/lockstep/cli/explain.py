@@ -50,7 +50,6 @@ Examples:
   lockstep explain batch-size                 every cell of a study
   lockstep explain last --accuracy 0.99 --json
 
-\b
 Findings come with the costliest first. docs/explain.md says how each number comes about.
 """
 
@@ -63,7 +62,13 @@ Findings come with the costliest first. docs/explain.md says how each number com
     help="Start the run's ranks again for a few seconds, to measure what its records cannot tell.",
 )
 @click.option(
-    "-q", "--question", "questions", multiple=True, type=Question(QUESTIONS), help="Only this one; can be repeated."
+    "-q",
+    "--question",
+    "questions",
+    metavar="QUESTION",
+    multiple=True,
+    type=Question(QUESTIONS),
+    help=f"Only this one; can be repeated: {', '.join(QUESTIONS)}.",
 )
 @click.option("--accuracy", "target", type=real(0, 1), help="The accuracy that the recommendation is for, 0 to 1.")
 @click.option("--seconds", default=12.0, type=real(1, 600), help="How long to measure.")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from lockstep.cli.options import complete_run, runs_option
-from lockstep.cli.output import check_output, note, writing
+from lockstep.cli.output import check_output, next_step, note, place, writing
 from lockstep.errors import InputError
 from lockstep.run import Run, runs_root
 from lockstep.units import counted
@@ -30,7 +31,6 @@ Examples:
   lockstep export batch-size --format wandb -o offline        then: wandb sync …; also trackio
   lockstep export last --format perfetto -o trace.json     the timeline of a run with --trace
 
-\b
 For its curves alone TensorBoard needs no export: tensorboard --logdir runs
 """
 
@@ -79,8 +79,11 @@ def command(names: tuple[str, ...], output: Path, what: str, form: str | None, r
             rows = TABLES[what]([one.run for one in found])
             writers.WRITERS[table](rows, output)
             note(f"{counted(len(rows), 'row')} in {output}")
+            next_step(f"lockstep report {shlex.join(names)}{place(runs)} (the same as a page)")
         else:
-            note(_write_store(table, found, output))
+            done, _, how = _write_store(table, found, output).rpartition("; ")
+            note(done)
+            next_step(how.rpartition(" with: ")[2])
 
 
 def _write_store(form: str, found: list[Chosen], output: Path) -> str:

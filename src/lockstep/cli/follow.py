@@ -15,7 +15,6 @@ Examples:
   lockstep follow last                    its progress, and its results when it is done
   lockstep follow last --quiet --json     wait for it in a script
 
-\b
 Ctrl-C ends the following, not the run.
 """
 
@@ -28,7 +27,7 @@ Ctrl-C ends the following, not the run.
 def command(run: str, runs: Path | None, quiet: bool, as_json: bool) -> None:
     """Follow a run that is under way (a Slurm job that was left, or one of another terminal) to its end."""
     from lockstep.cli.output import print_json
-    from lockstep.cli.show import document, print_run
+    from lockstep.cli.show import document, next_of, print_run
     from lockstep.launch import detached
     from lockstep.report.progress import ProgressLine
 
@@ -39,3 +38,5 @@ def command(run: str, runs: Path | None, quiet: bool, as_json: bool) -> None:
         print_json(document(found))
     else:
         print_run(found, ranks=False)
+        if not quiet:
+            next_of(found, runs)

@@ -29,7 +29,6 @@ Examples:
   lockstep kernels bench --brief --keep          only PyTorch's operators and ours; let FusedConvReLU choose by it
   lockstep kernels bench --device cuda           with cuDNN, without it, and our CUDA and Triton kernels
 
-\b
 Exit codes: 0 measured, 2 wrong input, 3 a result was WRONG or there is nothing to measure.
 """
 # Beyond this difference from double precision a result is wrong and not only rounded.

@@ -11,7 +11,8 @@ import click
 from lockstep.cli.options import SECONDS, data_root_option, json_option
 from lockstep.cli.output import check_output, console, next_step, note, print_json, print_table, styled, writing
 from lockstep.errors import InputError, RunFailed
-from lockstep.reading import is_dir
+from lockstep.reading import is_dir, is_file
+from lockstep.text import printable
 from lockstep.units import counted
 
 if TYPE_CHECKING:
@@ -209,7 +210,9 @@ def hand_in(folder: Path, student: str, output: Path | None, as_json: bool) -> N
 )
 @click.argument("submissions", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
-    "--lab", "name", help="Grade by this lab: a name, or a folder of your own. Unstated: the lab that each says it is."
+    "--lab",
+    "name",
+    help="Grade by this lab: a name, or a folder of your own. Unstated: Lockstep's lab that each says it is.",
 )
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="Write pages, class.csv and results.json into this folder."
@@ -230,22 +233,25 @@ def check(
     as_json: bool,
 ) -> None:
     """Grade what was handed in, from its records: nothing that a student states is believed."""
-    from lockstep.lab.grade import Graded, find_copies
+    from lockstep.lab import definition
+    from lockstep.lab.copies import find_copies
+    from lockstep.lab.grade import ungradable
     from lockstep.lab.pages import write
     from lockstep.report.progress import StatusLine
 
     if output:
         check_output(output, folder=True)
+    lab = definition.read(definition.find(name)) if name else None
     everyone: list[Graded] = []
     with StatusLine() as line:
         for path in submissions:
             try:
                 everyone.append(_graded(path, name, data_root, line.show, 0.0 if no_race else race))
-            except InputError as error:
-                if len(submissions) == 1:
+            except Exception as error:
+                if len(submissions) == 1 and not output:
                     raise
-                # One file that is not a hand-in does not keep the others from their grades.
-                everyone.append(Graded(str(path), path.name, name or "?", flags=[str(error).removeprefix(f"{path}: ")]))
+                # What is not a hand-in has a page, and does not keep the others from their grades.
+                everyone.append(ungradable(path, error, lab))
     find_copies(everyone)
     if output:
         with writing(output):
@@ -285,19 +291,30 @@ def _graded(path: Path, name: str | None, data_root: str | None, tell: Any, race
             return graded
     if is_dir(path):
         lab = _open(path)
-        template = definition.find(name or lab.lab.name) if name or _is_builtin(lab.lab.name) else path
+        its_own = not name and not _is_builtin(lab.lab.name)
+        template = path if its_own else definition.find(name or lab.lab.name)
         with TemporaryDirectory(prefix="lockstep-lab-") as place:
             file = Path(place) / "folder.lab.zip"
             pack(lab, file, lab.student or "you", close=False)
-            return grade(file, definition.read(template), template, data_root, tell, race_s)
-    template = definition.find(name or manifest_of(path).lab)
+            graded = grade(file, definition.read(template), template, data_root, tell, race_s, handed_in=False)
+            if its_own:
+                graded.notes.append(
+                    f"graded by the lab.toml in {path}, as its student has it: --lab FOLDER grades by yours"
+                )
+            return graded
+    stated = name or manifest_of(path).lab
+    if not name and not _is_builtin(stated):  # it may be the path of a lab.toml that the student has written
+        raise InputError(
+            f"{path}: lab '{printable(stated)[:60]}' does not come with Lockstep: name its folder, --lab FOLDER"
+        )
+    template = definition.find(stated)
     return grade(path, definition.read(template), template, data_root, tell, race_s)
 
 
 def _is_builtin(name: str) -> bool:
     from lockstep.lab.definition import BUILTIN, FILE
 
-    return (BUILTIN / name / FILE).is_file()
+    return "/" not in name and is_file(BUILTIN / name / FILE)
 
 
 def _open(folder: Path) -> LabFolder:

@@ -83,7 +83,7 @@ def complete_key(ctx: click.Context, param: click.Parameter, incomplete: str) ->
 
     from lockstep.settings import all_keys
 
-    keys = [CompletionItem(f"{key}=", type="nospace") for key in all_keys() if key.startswith(incomplete)]
+    keys = [CompletionItem(f"{key}=") for key in all_keys() if key.startswith(incomplete)]
     return keys or [CompletionItem(incomplete, type="file")]
 
 
@@ -105,9 +105,7 @@ def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
     from lockstep.cli.conditions import known_keys
 
-    keys = [
-        CompletionItem(f"{key}=", type="nospace") for key in known_keys() if incomplete and key.startswith(incomplete)
-    ]
+    keys = [CompletionItem(f"{key}=") for key in known_keys() if incomplete and key.startswith(incomplete)]
     runs = complete_run(ctx, param, incomplete)
     return [*keys, *(item for item in runs if not keys or item.type == "plain")]
 

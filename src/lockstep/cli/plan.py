@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import shlex
+import shutil
+import sys
+import textwrap
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,7 @@ import msgspec
 from click.core import ParameterSource
 
 from lockstep.cli.output import next_step, print_json
+from lockstep.cli.schema import NAMED
 
 # What makes a command that is printed another one than the command that prints it.
 _NOT_REPEATED = ("host_index", "dry_run", "as_json")
@@ -21,10 +26,25 @@ def repeated_options(context: click.Context, folder: Path, spec: Any) -> list[st
     settled = {"name": folder.name, "runs": folder.parent, "data_root": spec.options.data_root}
     # 'last' would be another run as soon as the first host has started.
     settled["resume"] = spec.options.resume_from
+    return _options(context, _NOT_REPEATED, settled)
+
+
+def without_dry_run(context: click.Context, words: Sequence[str]) -> str:
+    """The command that is being carried out, without --dry-run."""
+    options = _options(context, ("dry_run",), {})
+    # Of the user's script: only `--` keeps them from being ours.
+    own = any(word.startswith("-") for word in words)
+    typed = [*options, "--", *words] if own else [*words, *options]
+    name = context.command_path.removeprefix(context.find_root().command_path)  # which is however we were called
+    return f"lockstep{name} {shlex.join(typed)}".rstrip()
+
+
+def _options(context: click.Context, but: Collection[str], settled: Mapping[str, Any]) -> list[str]:
+    """The options that were given, and those that are settled by now, as they are typed."""
     words: list[str] = []
     for option in context.command.params:
         name = option.name or ""
-        if not isinstance(option, click.Option) or name in _NOT_REPEATED:
+        if not isinstance(option, click.Option) or name in but:
             continue
         value = settled.get(name, context.params[name])
         given = context.get_parameter_source(name) not in (None, ParameterSource.DEFAULT)
@@ -32,6 +52,13 @@ def repeated_options(context: click.Context, folder: Path, spec: Any) -> list[st
             continue
         words += [option.opts[-1]] if option.is_flag else [option.opts[-1], str(value)]
     return words
+
+
+def _comment(text: str) -> None:
+    """A line of a TOML file, or as many as a terminal's window makes of it: all of them comments."""
+    width = shutil.get_terminal_size().columns - 2 if sys.stdout.isatty() else len(text) + 1
+    for line in textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False):
+        click.echo(f"# {line}")
 
 
 def show_plan(words: tuple[str, ...], folder: Path, spec: Any, as_json: bool) -> None:
@@ -60,14 +87,15 @@ def show_plan(words: tuple[str, ...], folder: Path, spec: Any, as_json: bool) ->
             }
         )
         return
-    click.echo("# resolved recipe and placement; save it as a .toml file to run it again")
+    click.echo(NAMED)
+    _comment("resolved recipe and placement; save it as a .toml file to run it again")
     click.echo(as_toml(spec.recipe, spec.placement))
-    click.echo(f"# {spec.plan.line()}")
-    click.echo(f"# {payload['line']}")
+    _comment(spec.plan.line())
+    _comment(payload["line"])
     from lockstep.launch.remarks import decisions, remarks
 
     for line in [*decisions(spec, everything=True), *remarks(spec)]:
-        click.echo(f"# {line}")
+        _comment(line)
     click.echo(f"# run folder: {folder}")
     for host, line in enumerate(commands):
         click.echo(f"# on host {host}:\n{line}")
@@ -78,4 +106,4 @@ def show_plan(words: tuple[str, ...], folder: Path, spec: Any, as_json: bool) ->
     if batch:
         click.echo(f"# {script.NAME}:")
         click.echo(batch, nl=False)
-    next_step("the same without --dry-run")
+    next_step(without_dry_run(click.get_current_context(), words))

@@ -32,7 +32,6 @@ Examples:
   lockstep predict RUN --ranks 2,4,8 --link 10gbit     a run of 'lockstep attach': from what was seen
   lockstep predict --check                             what predictions are worth on this machine
 
-\b
 A fit takes about a minute and is kept for the next time. docs/predict.md says what the model knows.
 Exit codes: 0 done, 2 wrong input, 3 a measurement failed.
 """
@@ -235,8 +234,9 @@ def _print(found: dict[str, Any]) -> None:
     for one in links or [found]:
         before = f"{one['link']}: " if links else ""
         out.print(styled((before + one["verdict"]["text"], "bold")), soft_wrap=True)
-        if one["verdict"]["next"]:
-            out.print(f"Next: {one['verdict']['next']}", soft_wrap=True)
+    for text in dict.fromkeys(one["verdict"]["next"] for one in links or [found]):
+        if text:  # advice in words, which may be folded
+            note(f"next: {text}")
 
 
 def _print_rows(rows: list[dict[str, Any]], bounds: str, several: bool) -> None:

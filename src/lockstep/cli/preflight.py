@@ -28,7 +28,6 @@ Examples:
   lockstep preflight launcher=slurm hosts=4 threads=16 slurm.partition=debug
   lockstep preflight hosts=emulated:3 link=1gbit
 
-\b
 Exit codes: 0 nothing is slow or wrong, 2 wrong input, 3 something is.
 """
 

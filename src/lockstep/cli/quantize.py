@@ -25,7 +25,6 @@ Examples:
   lockstep quantize last --measure                    times and memory against fp32, compiled fp32, ONNX Runtime
   lockstep quantize last --engine qnnpack --profile --json
 
-\b
 The files are in RUN/quantized/METHOD. docs/quantization.md says how to read the tables.
 """
 

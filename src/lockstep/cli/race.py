@@ -22,15 +22,14 @@ if TYPE_CHECKING:
 
 EPILOG = """\b
 Examples:
-  lockstep race 'ranks=1 threads=2' 'ranks=2 backend=gloo' 'ranks=2 backend=shm'
+  lockstep race 'ranks=1 threads=2' ranks=2 'ranks=2 backend=shm'
   lockstep race fused=false fused=true --all 'model=cifar-vgg data=cifar10'
-  lockstep race strategy=ddp strategy=flat zero=true --all ranks=2 --budget 120s
+  lockstep race strategy=ddp strategy=flat --all ranks=2 --budget 120s
   lockstep race my.toml 'my.toml precision=bf16' --until 1%
   lockstep race 'train.py ranks=1' 'train.py ranks=2'     your own training loop (docs/own-loop.md)
   lockstep race '$ python a.py' '$ python a.py --amp'     any programs: a step is a line that they print
-  lockstep race '$ python old/a.py' '$ python a.py' --fail-if-slower       in CI
+  lockstep race '$ python old/a.py' '$ python a.py' --fail-if-slower   in CI
 
-\b
 Each argument is a contender: key=value words in quotes, a recipe file, a published recipe, a training
 loop of your own, a run, or any program: images=6400 $ COMMAND, if it trains 6400 images a line.
 All are alive at the same time and take windows of steps in turns; each is started several times.
@@ -93,7 +92,8 @@ def command(
     slower = [ratio for ratio in record.ratios if ratio.verdict == "slower"] if fail_if_slower else []
     if slower:
         found = "; ".join(f"'{ratio.contender}', {report.speed(ratio)} as fast" for ratio in slower)
-        raise LockstepError(f"race: slower than '{slower[0].baseline}': {found}")
+        meanwhile = report.busy(folder.windows())
+        raise LockstepError(f"race: slower than '{slower[0].baseline}': {found}{f'; {meanwhile}' if meanwhile else ''}")
 
 
 def _document(path: Path, record: Record) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import msgspec
 
 from lockstep.cli.options import json_option
 from lockstep.cli.output import next_step, note, print_json, print_table
+from lockstep.cli.schema import NAMED
 from lockstep.recipes import REPORTS, Published, find, published
 
 EPILOG = """\b
@@ -36,7 +37,8 @@ def command(name: str | None, as_json: bool) -> None:
         if as_json:
             print_json(_document(recipe))
         else:
-            click.echo(recipe.text(), nl=False)
+            click.echo(f"{NAMED}\n{recipe.text()}", nl=False)
+            next_step(f"lockstep run {recipe.name} --dry-run (what it comes to here)")
         return
     found = published()
     if as_json:

@@ -29,10 +29,9 @@ Examples:
   lockstep report runs/2026* -o compared.html       runs beside each other
   lockstep report runs/races/mine                   a race
   lockstep report batch-size -o paper.md            as Markdown; its plots are beside it, in paper-files
-  lockstep report batch-size --format tex -o paper/ as LaTeX: report.tex, and tables and figures to \\input
+  lockstep report batch-size --format tex -o paper/  as LaTeX: report.tex, and tables and figures to \\input
   lockstep report batch-size --format svg -o plots  every plot as a file (also png, csv)
 
-\b
 The page needs no network and no server. docs/report.md says how to read it.
 """
 

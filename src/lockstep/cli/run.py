@@ -34,13 +34,14 @@ Examples:
   lockstep run launcher=slurm hosts=2 ranks=4 --detach    a job that goes on; then: lockstep follow last
   lockstep run ranks=4 hosts=2 rendezvous=10.0.0.1:29500 --dry-run
 
-\b
 Recipe keys (what is computed): model, model_args.*, data, normalize, augment.*, train_limit, test_limit,
-  shuffle, global_batch, batch_per_rank, epochs, max_steps, optimizer.*, schedule.*, lr_rule, lr_batch,
-  precision, regularize.*, early_stopping.*, compile, seed
+shuffle, global_batch, batch_per_rank, epochs, max_steps, optimizer.*, schedule.*, lr_rule, lr_batch,
+precision, regularize.*, early_stopping.*, compile, seed
+
 Placement keys (where): launcher, hosts, link, ranks, threads, pin, device, backend, strategy, ddp.*,
-  local_sgd.*, zero, micro_batch, accumulation, eval_batch, memory_format, rendezvous, timeout_s,
-  max_restarts, mpi, slurm.*
+local_sgd.*, zero, micro_batch, accumulation, eval_batch, memory_format, rendezvous, timeout_s,
+max_restarts, mpi, slurm.*
+
 docs/recipes.md and docs/placements.md say what each means.
 """
 

@@ -13,7 +13,7 @@ import click
 
 from lockstep import index
 from lockstep.cli.options import complete_runs, json_option, runs_option
-from lockstep.cli.output import note, print_json, print_table
+from lockstep.cli.output import next_step, note, place, print_json, print_table
 from lockstep.errors import InputError
 from lockstep.index import Row
 from lockstep.run import Run, check_tag, delete, runs_root, size_of, sweep, why_kept, write_tags, writing
@@ -34,7 +34,6 @@ Examples:
   lockstep runs last --tag baseline                 then: lockstep show baseline, lockstep compare baseline last
   lockstep runs state=failed --delete               after a question; --yes asks none
 
-\b
 A condition is KEY=VALUE, also with != > >= < <= (in quotes, for the shell). KEY is any key of a recipe or
 a placement, a figure (accuracy, seconds, images_per_second, memory, test_loss, …), state, study, cell or tag.
 """
@@ -95,6 +94,7 @@ def command(
         note(f"no runs in {root}: start one with 'lockstep run', or name another folder with --runs")
     else:
         _print(found, each or bool(words), everything)
+        _next(found, each or bool(words), place(runs))
 
 
 # ---------------------------------------------------------------- the list
@@ -128,8 +128,18 @@ def _print(found: list[Row], each: bool, everything: bool) -> None:
     )
     if len(shown) < len(lines):
         note(f"the newest {len(shown)} of {len(lines)}; --all lists every one")
-    if studies := [line[0]["study"] for line in shown if not _alone(line, each)]:
-        note(f"'lockstep study show {studies[-1]}' compares a study's runs, 'lockstep runs {studies[-1]}' lists them")
+
+
+def _next(found: list[Row], each: bool, where: str) -> None:
+    """How to go on with the newest run, and with the newest study that is one line."""
+    study = "" if each else next((row["study"] for row in reversed(found) if row["study"]), "")
+    told = [f"lockstep show {found[-1]['id']}{where} (its results, and where the time went)"]
+    if study:
+        told += [
+            f"lockstep study show {study}{where} (compares its runs)",
+            f"lockstep runs {study}{where} (lists them)",
+        ]
+    next_step("; ".join(told[1:] if study == found[-1]["study"] else told))
 
 
 def _grouped(found: list[Row]) -> list[list[Row]]:

@@ -11,11 +11,11 @@ Examples:
   lockstep schema recipe > recipe.schema.json
   lockstep schema study > study.schema.json
 
-\b
 Editors with a TOML language server (taplo: VS Code's "Even Better TOML", Neovim, Helix) complete and check keys in
-a file whose first line is
-  #:schema ./recipe.schema.json
+a file whose first line is '#:schema ./recipe.schema.json'; recipes that Lockstep prints have it.
 """
+NAMED = "#:schema ./recipe.schema.json"
+"""The first line of a recipe that is printed: where its editor looks for the schema, once that is written beside it. Else it is a comment."""
 
 
 @click.command("schema", epilog=EPILOG)

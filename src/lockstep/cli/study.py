@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lockstep.cli.options import complete_key, data_root_option, json_option, plot_option, runs_option, whole
-from lockstep.cli.output import next_step, note, place, print_json, print_records, print_table
+from lockstep.cli.output import console, next_step, note, place, print_json, print_records, print_table
 from lockstep.cli.packing import pack, unpack
+from lockstep.cli.plan import without_dry_run
 from lockstep.errors import DataError, InputError, RunFailed
 from lockstep.reading import Damaged
 from lockstep.recipes import REPORTS
@@ -32,7 +33,6 @@ Examples:
   lockstep study show batch-size
   lockstep study pack batch-size                 one file, to read elsewhere
 
-\b
 A study that was stopped or killed goes on where it was with the same command.
 docs/studies.md says how to write one.
 """
@@ -185,12 +185,14 @@ def _print_plan(planned: Planned, document: dict[str, Any]) -> None:
         for cell in document["cells"]
     ]
     print_records(rows, right=(2,), spare=(3, 2))
-    click.echo(
+    out = console()
+    out.print(
         f"{_size(planned)}: {document['to_do']} of {counted(document['runs'], 'training')} to do, about {clock(document['seconds'])}"
     )
     if planned.study.budget_minutes:
-        click.echo(f"it stops after budget_minutes={planned.study.budget_minutes:g}")
-    next_step("the same without --dry-run")
+        out.print(f"it stops after budget_minutes={planned.study.budget_minutes:g}")
+    context = click.get_current_context()
+    next_step(without_dry_run(context, [context.params["name"], *context.params["words"]]))
 
 
 @command.command("list", epilog="\b\nExamples:\n  lockstep study list\n  lockstep study list --json")

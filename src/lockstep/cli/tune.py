@@ -23,7 +23,6 @@ Examples:
   lockstep tune hosts=emulated:2 ranks=2 link=100mbit,5ms
   lockstep tune --cost core-seconds              for those who pay by the core
 
-\b
 Varies ranks x threads, backend, strategy, bucket size, samples in a pass, memory format, fused kernels
 and compile, one at a time around the best so far; what cannot win is out after a few windows.
 The recipe stays the same: the same global batch and, but for --allow precision, the same numbers.

@@ -28,11 +28,12 @@ Examples:
 \b
 A script that was not written for Lockstep, unedited:
   lockstep verify -- torchrun --nproc-per-node 2 train.py
-  lockstep verify --steps 20 --no-dropout -- accelerate launch --multi_gpu --num_processes 2 train.py
+  lockstep verify --steps 20 --no-dropout -- \\
+    accelerate launch --multi_gpu --num_processes 2 train.py
   lockstep verify --ranks 2 -- python train.py --devices {ranks}
-  lockstep verify --batch 64 -- torchrun --nproc-per-node 2 train.py --batch-size {batch}
+  lockstep verify --batch 64 -- \\
+    torchrun --nproc-per-node 2 train.py --batch-size {batch}
 
-\b
 It is run with its ranks, and as one process that gets the batches of all of them, for a few steps each. {batch} is
 the batch of a rank (--batch divided by the ranks), and that of the one process. Exit codes: 0 proven, 3 not.
 """

@@ -7,7 +7,7 @@ torch is not imported here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +25,8 @@ _MORE = ("classes", "class_weights")
 _WANTED = "a mapping or a tuple (train_images, train_labels, test_images, test_labels), or (train, test), two Datasets"
 # In a mapping of one sample's arrays, as Hugging Face has them.
 TARGET = "labels"
+# So many samples of a Dataset are read once more, to see whether they are the same.
+READ_AGAIN = 8
 
 
 class Split(NamedTuple):
@@ -78,23 +80,60 @@ def _read(value: Any, label: str, logger: Logger) -> Split:
     """A split, in whatever form."""
     if hasattr(value, "dataset") and hasattr(value, "collate_fn"):
         logger.info(
-            f"{label}: of a DataLoader its dataset and collate_fn are used; global_batch, shuffle and seed say what its batch_size, sampler "
-            "and shuffle said"
+            f"{label}: of a DataLoader its collate_fn and the samples that its sampler picks are used; global_batch, shuffle and seed say "
+            "what its batch_size, shuffle and the sampler's order said"
         )
-        collate = value.collate_fn
+        picked, collate = _picked(value, label), value.collate_fn
         if not str(getattr(collate, "__module__", "")).startswith("torch.utils.data"):
             # Of all samples at once, so that what it pads has one length.
             return _split(
                 _called(
-                    lambda: collate(list(islice(_items(value.dataset, label), _length(value.dataset, label)))),
+                    lambda: collate(list(islice(_items(picked, label), _length(picked, label)))),
                     f"{label}: collate_fn",
                 ),
                 label,
             )
-        return _stacked(value.dataset, label)
+        return _stacked(picked, label, logger)
     if isinstance(value, tuple | list | Mapping) or _is_array(value):
         return _split(value, label)
-    return _stacked(value, label)
+    return _stacked(value, label, logger)
+
+
+class _Picked:
+    """Some samples of a Dataset."""
+
+    def __init__(self, dataset: Any, numbers: Sequence[int]) -> None:
+        self._dataset, self._numbers = dataset, numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, number: int) -> Any:
+        return self._dataset[self._numbers[number]]
+
+
+def _picked(loader: Any, label: str) -> Any:
+    """The samples of a DataLoader's dataset that its sampler hands out in an epoch, in the dataset's order."""
+    dataset, sampler, batches = loader.dataset, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)
+    if batches is not None and loader.batch_size is None:  # one of the user's own
+        sampler = getattr(batches, "sampler", batches)
+    # A DistributedSampler's share is not a choice: Lockstep gives every rank its own.
+    if sampler is None or hasattr(sampler, "num_replicas"):
+        return dataset
+    count, numbers = _length(dataset, label), chain.from_iterable if sampler is batches else iter
+
+    def epoch() -> list[int]:
+        """Not for ever: the sampler of an IterableDataset hands out None without an end."""
+        found = list(islice(numbers(sampler), count + 1))
+        return list(range(count)) if found[:1] == [None] else sorted(map(int, found))
+
+    picked, again = (_called(epoch, f"{label}: {type(sampler).__name__}") for _ in range(2))
+    if getattr(sampler, "replacement", False) or len(set(picked)) < len(picked) or picked != again:
+        raise InputError(
+            f"{label}: its {type(sampler).__name__} takes samples more than once, or others in every epoch, and Lockstep takes each once: "
+            "give the Dataset itself, or a Subset of it (class_weights weigh classes)"
+        )
+    return dataset if len(picked) == count else _Picked(dataset, picked)
 
 
 def _split(value: Any, label: str, sample: bool = False) -> Split:
@@ -125,7 +164,7 @@ def _tokens(value: Any, label: str, sample: bool) -> Split:
     return Split([tokens[..., :-1]], [], tokens[..., 1:])
 
 
-def _stacked(dataset: Any, label: str) -> Split:
+def _stacked(dataset: Any, label: str, logger: Logger) -> Split:
     """Every sample of a Dataset, once."""
     arrays: list[Array] = []
     keys: list[str] = []
@@ -144,7 +183,27 @@ def _stacked(dataset: Any, label: str) -> Split:
         raise InputError(f"{label} has the length {count:,} and gave {number + 1:,} samples")
     if not arrays:
         raise InputError(f"{label} is empty")
+    if _is_random(dataset, arrays, label):
+        logger.warning(
+            f"{label}: a sample is another one each time it is read: a random transform is frozen, since each sample is read once; leave it "
+            "out and set augment"
+        )
     return Split(list(arrays[:-1]), keys, arrays[-1])
+
+
+def _is_random(dataset: Any, arrays: Sequence[Array], label: str) -> bool:
+    """Whether the first samples are others when they are read again. One alone would not do: a flip leaves every second one as it is."""
+    if hasattr(dataset, "__iter__"):  # it may begin a download, or have only one pass
+        return False
+    for number in range(min(READ_AGAIN, len(arrays[0]))):
+        try:
+            one = _split(dataset[number], label, sample=True)
+            values = [_plain(value, label) for value in (*one.inputs, one.targets)]
+        except Exception:  # it can be read once, and that is all that is needed
+            return False
+        if any(value.tobytes() != whole[number].tobytes() for value, whole in zip(values, arrays, strict=False)):
+            return True
+    return False
 
 
 def _check_alike(
@@ -209,6 +268,8 @@ def array(value: Any, label: str) -> Array:
     """numpy's own, or whatever can become it."""
     if hasattr(value, "numpy") and not isinstance(value, np.ndarray):
         try:
+            if str(getattr(value, "dtype", "")) == "torch.bfloat16":  # which numpy does not have
+                value = value.float()
             value = value.detach().cpu().numpy() if hasattr(value, "detach") else value.numpy()
         except Exception as error:
             raise InputError(f"{label}: cannot become a numpy array: {one_line(error)}") from None

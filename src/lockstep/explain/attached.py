@@ -44,7 +44,7 @@ def _learning(evidence: Evidence, seen: dict[str, Any]) -> Iterator[Finding]:
             figures={"cause": "schedule", "scheduled": seen["scheduled"], "steps": steps},
         )
     if loader.get("same_order"):
-        again, passes = int(loader["same_order"]), int(loader["passes"])
+        again, passes = int(loader["same_order"]), int(loader.get("epochs") or loader["passes"])
         yield Finding(
             verdict="every epoch has the same order of samples: set_epoch is missing",
             why=f"{again} of {passes - 1} epochs after the first had the order of the one before: the DistributedSampler shuffles by its epoch, "
@@ -54,10 +54,12 @@ def _learning(evidence: Evidence, seen: dict[str, Any]) -> Iterator[Finding]:
             wrong=True,
             figures={"cause": "order", "again": again, "passes": passes},
         )
+    told = set()
     for one in [loader, *(seen.get("evaluated_by") or [])]:
-        if padded := int(one.get("padded") or 0):
-            evaluated, samples = bool(one.get("evaluated")), int(one["samples"])
-            what = "the evaluation counts" if evaluated else "an epoch has"
+        padded, evaluated = int(one.get("padded") or 0), bool(one.get("evaluated"))
+        if padded and evaluated not in told:  # one of training and one of evaluation: that matters more
+            told.add(evaluated)
+            samples, what = int(one["samples"]), "the evaluation counts" if evaluated else "an epoch has"
             yield Finding(
                 verdict=f"{what} {counted(padded, 'sample')} twice: its sampler pads",
                 why=f"{samples:,} samples do not divide by {one['shares']} ranks, so a DistributedSampler takes {samples + padded:,}",
@@ -68,4 +70,3 @@ def _learning(evidence: Evidence, seen: dict[str, Any]) -> Iterator[Finding]:
                 wrong=evaluated,
                 figures={"cause": "padding", "padded": padded, "samples": samples, "evaluated": evaluated},
             )
-            return

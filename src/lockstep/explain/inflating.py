@@ -154,13 +154,16 @@ def workers(evidence: Evidence, seen: dict[str, Any]) -> Iterator[Finding]:
     starts, seconds = int(loader.get("starts") or 0), float(loader.get("start_ns") or 0) / 1e9
     whole = float(evidence.summary.get("train_seconds") or 0.0)
     share = seconds / whole if whole else 0.0
-    if not loader.get("workers") or loader.get("persistent") or starts < 2 or share < WORTH:
+    anew = int(loader.get("made") or 1) > 1
+    if not loader.get("workers") or (loader.get("persistent") and not anew) or starts < 2 or share < WORTH:
         return
     yield Finding(
         verdict=f"the loader's workers are started anew in every epoch: {percent(share)} of the training",
         why=f"{counted(starts, 'epoch')} began with {duration(seconds / starts)} each until {counted(int(loader['workers']), 'worker')} had started and "
         f"the first batch was there",
-        next="persistent_workers=True",
+        next="make the DataLoader once, before the first epoch, with persistent_workers=True"
+        if anew
+        else "persistent_workers=True",
         cost=share,
         cause="workers",
         inflates=True,

@@ -60,9 +60,7 @@ def answer(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(
         verdict=f"for {target:.1%}, choose {best.name}: {timed[best.name]:.3g} s, {gain}{sure}",
         why=f"the least time to that accuracy of {counted(len(groups), 'setting')} of this task that were run{others}",
-        next=_how(best, mine)
-        if found.settled or time is None
-        else "repeat both: lockstep study run FILE with these as cells",
+        next=_how(best, mine) if found.settled or time is None else _repeated(evidence, best, mine),
         cost=max(0.0, saved or 0.0) if found.verdict == "faster" else 0.0,
         figures={**figures, "saved": saved, "verdict": found.verdict, "pairs": found.n},
     )
@@ -84,6 +82,14 @@ def _how(best: Group, mine: Group) -> str:
     changed = {key: value for key, value in ours.items() if value != theirs.get(key) and key != "seed"}
     typed = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in changed.items()]
     return " ".join(typed) or best.name
+
+
+def _repeated(evidence: Evidence, best: Group, mine: Group) -> str:
+    """What to type for more pairs: a study adds seeds by itself."""
+    if evidence.cells:
+        return f"the study's own command again, with --repeats {2 * max(len(best.done), len(mine.done), 1)}"
+    taken = [each.spec.recipe.seed for group in (best, mine) for each in group.done]
+    return f"repeat both with another seed: seed={1 + max(taken)}"
 
 
 def _times(group: Group, target: float | None) -> list[float]:

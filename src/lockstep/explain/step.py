@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from lockstep.explain.evidence import Evidence
 from lockstep.explain.finding import Finding
+from lockstep.machine import starving
 from lockstep.measure.phases import NAMES, waited_for
 from lockstep.statistics import MARGIN_RATIO
 from lockstep.units import counted, duration, percent
@@ -22,8 +23,11 @@ def answer(evidence: Evidence) -> Iterator[Finding]:
         f"{name} {percent(mean[name] / mean['total'])}" for name in NAMES if mean[name] > 0.0005 * mean["total"]
     )
     owner = f"; {waited_for(evidence.ranks)}" if mean["waiting"] > MARGIN_RATIO * mean["total"] else ""
+    most_of = f"most of a step is {largest}: {duration(mean[largest])} of {duration(mean['total'])}"
+    # Waiting for a core makes longer whichever phase it falls into.
+    spoilt = f"other work had the cores: where the {duration(mean['total'])} of a step go is not known"
     yield Finding(
-        verdict=f"most of a step is {largest}: {duration(mean[largest])} of {duration(mean['total'])}",
+        verdict=spoilt if starving.starved(evidence.run.cores_had) else most_of,
         why=f"mean over {counted(len(parts), 'rank')} and {counted(steps, 'step')}: {share}{owner}",
         figures={"mean_s": mean, "max_s": most, "ranks": parts, "steps": steps},
     )

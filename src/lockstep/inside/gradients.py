@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from time import perf_counter_ns
 from typing import Any
+from weakref import ref
 
 FILE = "gradients.json"
 """In the folder of a rank: bytes of each gradient, and the share of a backward pass after which it is there."""
@@ -14,6 +15,7 @@ class LastGradient:
 
     def __init__(self, module: Any, clock: Any) -> None:
         self._clock = clock
+        self._model = ref(module)
         self._latest: Any = None
         self._handles = [
             (parameter, parameter.register_post_accumulate_grad_hook(self._seen))
@@ -25,9 +27,9 @@ class LastGradient:
         self._latest = parameter
         self._clock.ready = perf_counter_ns()
 
-    def before_forward(self, module: Any) -> bool:
+    def before_forward(self) -> bool:
         """DDP decides in its forward pass whether the backward pass exchanges."""
-        exchanges = self._clock.exchanges = bool(module.require_backward_grad_sync)
+        exchanges = bool(getattr(self._model(), "require_backward_grad_sync", False))
         if self._latest is not None and len(self._handles) > 1:
             for parameter, handle in self._handles:
                 if parameter is not self._latest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from threading import get_ident
 from typing import Any
+from weakref import ref
 
 from .clock import FORWARD, ZEROING
 from .gradients import LastGradient
@@ -17,6 +18,23 @@ _STRATEGIES = {
     "FullyShardedDataParallel": "fsdp",
     "FSDPModule": "fsdp",
 }
+_WRAPPERS = {*_STRATEGIES, "OptimizedModule"}
+# By these names a wrapper has the model that it wraps.
+_WITHIN = "module", "_orig_mod"
+
+
+class Learner:
+    """What is known of a module that has learned from a call, or of one that it wraps or is wrapped in."""
+
+    def __init__(self, module: Any, forget: Any) -> None:
+        self.alive = ref(module, forget)
+        """The module is not held: another one may have its identity when it is gone."""
+        self.size = 1
+        """How many modules are in it."""
+        self.trains = False
+        """It was in training mode when it learned."""
+        self.exchanging: list[LastGradient] = []
+        """Of the models in DDP that a call of it calls. A hook on the model itself would be copied and saved with it."""
 
 
 class Modules:
@@ -24,19 +42,15 @@ class Modules:
 
     def __init__(self, recorder: Recorder, suspects: Suspects) -> None:
         self._recorder, self._clock, self._suspects = recorder, recorder.clock, suspects
-        self._learns: dict[int, int] = {}
-        """How many modules there are in each that has learned from a call, by its identity."""
-        self._trains: set[int] = set()
-        """Those that were in training mode then."""
-        self._wrapped: dict[int, LastGradient] = {}
-        """Of models in DDP. A hook on the model itself would be copied and saved with it."""
+        self._learners: dict[int, Learner] = {}
+        """By identity."""
 
     def hook(self, module: Any) -> None:
         """Outermost calls alone are timed, so that a model of a thousand layers costs no more than one.
 
         PyTorch's global forward hooks would do, but with one registered every call of every layer takes a slower way.
         """
-        clock, learns, look, wrapped, trains = self._clock, self._learns, self._look, self._wrapped, self._trains
+        clock, learners, look, exchanges = self._clock, self._learners, self._look, self._exchanges
         passed, graded = self._suspects.passed, self._suspects.graded
         call, torch = module.Module.__call__, module.torch
 
@@ -44,19 +58,20 @@ class Modules:
         def timed(self: Any, *args: Any, **keywords: Any) -> Any:
             if clock.busy or torch.compiler.is_compiling() or get_ident() != clock.thread:
                 return call(self, *args, **keywords)
-            size = learns.get(id(self), 0)
+            learner = learners.get(id(self))
             if torch.is_grad_enabled():
-                size = size or look(self)
-                if not self.training and id(self) in trains:
+                learner = learner or look(self)
+                if not self.training and learner.trains:
                     graded(1)
                     clock.evaluate(True)
                 else:
-                    if id(self) in wrapped:
-                        passed(wrapped[id(self)].before_forward(self))
+                    if learner.exchanging:
+                        passed(exchanges(learner))
                     clock.work(FORWARD)
             else:
-                clock.evaluate(size > 0)
-            clock.passed += size
+                clock.evaluate(learner is not None)
+            if learner is not None:
+                clock.passed += learner.size
             try:
                 return call(self, *args, **keywords)
             finally:
@@ -68,25 +83,53 @@ class Modules:
     def learns_in_evaluation_mode(self) -> None:
         """Backward follows what was taken for an evaluation with gradients on: the script trains that way."""
         if self._suspects.graded():
-            self._trains.clear()
+            for learner in self._learners.values():
+                learner.trains = False
 
-    def _look(self, module: Any) -> int:
-        """A module that learns is called for the first time: how many modules are in it?"""
-        self._learns[id(module)] = size = sum(1 for _ in module.modules())
+    def _look(self, module: Any) -> Learner:
+        """A module that learns is called for the first time. A strategy may stand anywhere in it: in a module of the script's own, or in
+        what torch.compile has made of it."""
+        found = self._learner(module)
         try:
-            inner = getattr(module, "module", None)
-            if inner is not None:
-                self._learns[id(inner)] = size
-            if module.training:
-                self._trains |= {id(module), id(inner)}
-            kinds = {kind.__name__ for kind in type(module).__mro__}
-            for kind, strategy in _STRATEGIES.items():
-                if kind in kinds:
-                    self._recorder.seen["strategy"] = strategy
-            if "DistributedDataParallel" in kinds:
-                self._recorder.seen["find_unused_parameters"] = bool(module.find_unused_parameters)
-                self._recorder.seen["bucket_mb"] = module.bucket_bytes_cap / (1 << 20)
-                self._wrapped[id(module)] = LastGradient(module, self._clock)
+            parts = list(module.modules())
+            found.size, found.trains = len(parts), module.training
+            for part in parts:
+                kinds = {kind.__name__ for kind in type(part).__mro__}
+                if part is module or kinds & _WRAPPERS:
+                    inner = [part._modules.get(name) for name in _WITHIN]
+                    for each in (part, *(one for one in inner if one is not None)):
+                        learner = self._learner(each)
+                        learner.size, learner.trains = found.size, learner.trains or found.trains
+                for kind, strategy in _STRATEGIES.items():
+                    if kind in kinds:
+                        self._recorder.seen["strategy"] = strategy
+                if "DistributedDataParallel" in kinds:
+                    self._exchange(found, part)
         except Exception as error:
             complain(f"what kind of model {type(module).__name__} is remains unknown: {error}")
-        return size
+        return found
+
+    def _learner(self, module: Any) -> Learner:
+        key = id(module)
+        if key not in self._learners:
+            self._learners[key] = Learner(module, lambda _: self._learners.pop(key, None))
+        return self._learners[key]
+
+    def _exchange(self, found: Learner, model: Any) -> None:
+        """A model in DDP is called by this one, or is this one."""
+        self._recorder.seen["find_unused_parameters"] = bool(model.find_unused_parameters)
+        self._recorder.seen["bucket_mb"] = model.bucket_bytes_cap / (1 << 20)
+        own = self._learner(model)
+        own.exchanging = own.exchanging or [LastGradient(model, self._clock)]
+        if own is not found:
+            found.exchanging += own.exchanging
+
+    def _exchanges(self, learner: Learner) -> bool:
+        """Whether the backward pass of this call will."""
+        try:
+            told = [each.before_forward() for each in learner.exchanging]
+            self._clock.exchanges = any(told)
+        except Exception as error:
+            learner.exchanging, self._clock.exchanges = [], False
+            complain(f"what the model exchanges is not told apart: {type(error).__name__}: {error}")
+        return self._clock.exchanges

@@ -24,6 +24,8 @@ class Parameter:
     def __init__(self, tensor: Any) -> None:
         self.name, self.tensor = "", tensor
         self.origin = digest(tensor)
+        self.watched = False
+        """Its own gradients are seen, from the pass on in which it can have one."""
         self.own: list[Any] | None = None
         """Sketch, absolute values, and the coarse format, of this rank's own gradient: the sum of its passes."""
         self.arrived = False
@@ -61,8 +63,11 @@ class Parameters:
     def know(self, tensor: Any) -> Parameter:
         if id(tensor) not in self._known:
             self._known[id(tensor)] = Parameter(tensor)
+        found = self._known[id(tensor)]
+        if tensor.requires_grad and not found.watched:  # a frozen one cannot have a hook, and may be freed later
+            found.watched = True
             tensor.register_hook(lambda gradient, of=tensor: self._arrived(of, gradient))
-        return self._known[id(tensor)]
+        return found
 
     def _arrived(self, tensor: Any, gradient: Any) -> None:
         """This rank's own gradient, before it is added to what was there, and before any exchange. Autograd passes it on as it is."""

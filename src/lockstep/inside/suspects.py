@@ -4,12 +4,48 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Callable
+from functools import wraps
 from threading import get_ident, get_native_id
 from time import perf_counter_ns
 from typing import Any
+from weakref import ref
+
+from .recorder import complain
 
 # A few steps after the beginning, when everything has been set up.
 LOOK_AT = 3
+
+
+def _harmless(look: Callable[..., Any]) -> Callable[..., Any]:
+    """Whatever is wrong with us is not the script's business: one line, and nothing more is looked at."""
+
+    @wraps(look)
+    def tried(self: Suspects, *arguments: Any) -> Any:
+        if self.failed:
+            return None
+        try:
+            return look(self, *arguments)
+        except Exception as error:
+            self.failed = True
+            complain(f"the usual suspects are not looked for any more: {type(error).__name__}: {error}")
+            return None
+
+    return tried
+
+
+class _Loader:
+    """A loader that was seen, and what is known of it. It is not held: another one may have its identity when it is gone."""
+
+    def __init__(self, loader: Any, record: dict[str, Any]) -> None:
+        self.alive, self.record = ref(loader), record
+        self.dataset = _held(loader.dataset)
+        self.kind = type(loader.sampler), type(loader.batch_sampler), record["workers"], record["batch"]
+
+    def follows(self, other: _Loader) -> bool:
+        """A script may make the same loader anew for every epoch."""
+        gone = other.alive() is None and other.dataset() is not None
+        return gone and other.dataset() is self.dataset() and other.kind == self.kind
 
 
 class Suspects:
@@ -17,7 +53,8 @@ class Suspects:
 
     def __init__(self, clock: Any, seen: dict[str, Any]) -> None:
         self._clock, self.seen = clock, seen
-        self._loaders: dict[int, dict[str, Any]] = {}
+        self.failed = False
+        self._loaders: list[_Loader] = []
         self._of_iterator: dict[int, dict[str, Any]] = {}
         self._schedulers: dict[int, int] = {}
         self._profilers: list[Any] = []
@@ -27,24 +64,33 @@ class Suspects:
 
     # --- the loader ---
 
+    @_harmless
     def loader_starts(self, loader: Any, iterator: Any, took: int) -> None:
         """A pass over a loader begins."""
-        clock = self._clock
-        if id(loader) not in self._loaders:
-            self._loaders[id(loader)] = self._described(loader)
-        record = self._loaders[id(loader)]
-        epoch = _sampler(loader, "epoch")
-        if record["passes"] and record["shuffled_by_epoch"] and epoch == record["epoch"]:
-            record["same_order"] += 1
-        record["epoch"] = epoch
+        clock, record = self._clock, self._record(loader)
+        record["epoch"] = _sampler(loader, "epoch")
         record["passes"] += 1
-        record["fresh"] = True
+        record["fresh"] = record["new"] = True
         if clock.steps:
             record["starts"] += 1
             record["start_ns"] += took
         self._of_iterator[id(iterator)] = record
         if not clock.steps:
             self.seen["loader"] = record
+
+    def _record(self, loader: Any) -> dict[str, Any]:
+        for known in self._loaders:
+            if known.alive() is loader:
+                return known.record
+        found = _Loader(loader, self._described(loader))
+        for number, known in enumerate(self._loaders):
+            if found.follows(known):
+                found.record = known.record
+                found.record["made"] += 1
+                self._loaders[number] = found
+                return found.record
+        self._loaders.append(found)
+        return found.record
 
     def _described(self, loader: Any) -> dict[str, Any]:
         total, samples = _sampler(loader, "total_size"), _length(loader.dataset)
@@ -62,9 +108,13 @@ class Suspects:
             "shares": _sampler(loader, "num_replicas") or _sampler(loader, "num_processes") or 1,
             "padded": max(0, padded),
             "shuffled_by_epoch": bool(_sampler(loader, "shuffle")) and hasattr(loader.sampler, "set_epoch"),
+            "made": 1,
             "epoch": None,
+            "last_epoch": None,
+            "epochs": 0,
             "same_order": 0,
             "passes": 0,
+            "new": True,
             "starts": 0,
             "start_ns": 0,
             "trained": 0,
@@ -72,6 +122,7 @@ class Suspects:
             "fresh": True,
         }
 
+    @_harmless
     def fetches(self, iterator: Any) -> dict[str, Any] | None:
         """A batch is about to be fetched: what became of the one before is known now."""
         record = self._of_iterator.get(id(iterator))
@@ -80,6 +131,8 @@ class Suspects:
                 record["evaluated"] += 1
             elif self._clock.steps:
                 record["trained"] += 1
+                if record["new"]:
+                    self._epoch(record)
                 if (
                     self.seen.get("loader") is not record
                     and record["trained"] > self.seen.get("loader", record)["trained"]
@@ -87,6 +140,15 @@ class Suspects:
                     self.seen["loader"] = record
         return record
 
+    def _epoch(self, record: dict[str, Any]) -> None:
+        """The pass is one of training: others over the same loader, as for the accuracy on its samples, may well have the same order."""
+        record["new"] = False
+        if record["epochs"] and record["shuffled_by_epoch"] and record["epoch"] == record["last_epoch"]:
+            record["same_order"] += 1
+        record["last_epoch"] = record["epoch"]
+        record["epochs"] += 1
+
+    @_harmless
     def fetched(self, record: dict[str, Any], took: int) -> None:
         """The first batch of a pass waits for the workers to start."""
         if record["fresh"]:
@@ -96,6 +158,7 @@ class Suspects:
 
     # --- the rest ---
 
+    @_harmless
     def scheduled(self, scheduler: Any) -> None:
         if self._clock.steps:
             self._schedulers[id(scheduler)] = self._schedulers.get(id(scheduler), 0) + 1
@@ -112,12 +175,14 @@ class Suspects:
             return True
         return bool(self.seen.pop("graded", 0))
 
+    @_harmless
     def profiles(self, profiler: Any, on: bool) -> None:
         if on:
             self._profilers.append(profiler)
         elif profiler in self._profilers:
             self._profilers.remove(profiler)
 
+    @_harmless
     def stepped(self, optimizer: Any) -> None:
         """A step is over."""
         steps = self._clock.steps
@@ -131,6 +196,8 @@ class Suspects:
     def _look(self, optimizer: Any) -> None:
         torch = sys.modules["torch"]
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        if not parameters:
+            return
         group = optimizer.param_groups[0]
         self.seen["update"] = {
             "parameters": len(parameters),
@@ -146,7 +213,7 @@ class Suspects:
         clock = self._clock
         if self._schedulers:
             self.seen["scheduled"] = max(self._schedulers.values())
-        self.seen["evaluated_by"] = [record for record in self._loaders.values() if record["evaluated"]][:4]
+        self.seen["evaluated_by"] = [each.record for each in self._loaders if each.record["evaluated"]][:4]
         self.seen["steps"] = clock.steps
         self.seen["backwards"], self.seen["collectives"] = clock.backwards, clock.collectives
         now = _scheduled() if self._before is not None and get_ident() == clock.thread else None
@@ -177,6 +244,14 @@ def _sampler(loader: Any, name: str) -> Any:
         if found is not None:
             return found
     return None
+
+
+def _held(thing: Any) -> Callable[[], Any]:
+    """A weak reference; of what cannot have one, as a list, nothing is known later."""
+    try:
+        return ref(thing)
+    except TypeError:
+        return lambda: None
 
 
 def _length(thing: Any) -> int | None:

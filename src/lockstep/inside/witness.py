@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from .ledger import Ledger
+from .saved import Saved
 from .standins import in_place_of
 
 SETTINGS = "settings.json"
@@ -20,6 +20,7 @@ class Hooks:
     def __init__(self, folder: str) -> None:
         with open(os.path.join(folder, SETTINGS), encoding="utf-8") as file:
             self._settings: dict[str, Any] = json.load(file)
+        self._saved = Saved(folder)
         self.begin(folder)
         self._iterators: set[type] = set()
         os.register_at_fork(after_in_child=self._forked)
@@ -68,23 +69,11 @@ class Hooks:
         return watched
 
     def _torch(self, torch: Any) -> None:
-        torch.save = self._kept(torch.save)
+        torch.save, torch.load = self._saved.saves(torch.save), self._saved.loads(torch.load)
+        os.replace, os.rename = self._saved.moves(os.replace), self._saved.moves(os.rename)
 
     def _safetensors(self, module: Any) -> None:
-        module.save_file = self._kept(module.save_file)
-
-    def _kept(self, function: Any) -> Any:
-        """A checkpoint that is there is not overwritten by one of a few steps."""
-
-        @in_place_of(function)
-        def save(*args: Any, **keywords: Any) -> Any:
-            file = args[1] if len(args) > 1 else keywords.get("f", keywords.get("filename"))
-            if isinstance(file, (str, os.PathLike)) and os.path.exists(file):
-                sys.stderr.write(f"lockstep verify: {os.fspath(file)} is there already, and is not overwritten\n")
-                return None
-            return function(*args, **keywords)
-
-        return save
+        module.save_file, module.load_file = self._saved.saves(module.save_file), self._saved.loads(module.load_file)
 
     def _modules(self, module: Any) -> None:
         call, torch = module.Module.__call__, module.torch

@@ -2,22 +2,28 @@
 
 Of each run model.pt is loaded (weights only) and tested on the whole test set, and the first steps are trained again in one process, from the seed
 that run.json says. The same recipe computes the same losses on every placement, so records that were made up, or made with another seed, differ.
-FOLDER has request.json; answers.json is written beside it.
+FOLDER has request.json; answers.json is written beside it, anew after every run: what ends this process costs the run that it was at.
 """
 
 from __future__ import annotations
 
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from lockstep.errors import LockstepError, first_line
+from lockstep.errors import DataError, LockstepError, first_line
+from lockstep.files import write_atomically
 from lockstep.run import Run
 
 STEPS = 3
+# Of processor time, for one run: on a busy machine no run has less of it.
+LIMIT_S = 150
+# For each run beside that: imports, and what a signal cannot interrupt.
+MORE_S = 30
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +36,8 @@ class Answer(msgspec.Struct, kw_only=True):
 
     problem: str = ""
     """Why it could not be computed again."""
+    unsettled: str = ""
+    """The same, where it is no fault of the run: this machine has not the data or the time."""
     accuracy: float | None = None
     weights: str = ""
     """The digest of model.pt's weights, as its ranks have written down that of theirs."""
@@ -48,20 +56,37 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
-    answers = {name: _answer(Run(Path(name)), folder / f"again-{at}", request) for at, name in enumerate(request.runs)}
-    (folder / "answers.json").write_bytes(msgspec.json.encode(answers))
+    signal.signal(signal.SIGPROF, _too_long)
+    answers = {}
+    for at, name in enumerate(request.runs):
+        answers[name] = _answer(Run(Path(name)), folder / f"again-{at}", request)
+        write_atomically(folder / "answers.json", msgspec.json.encode(answers))
+
+
+class TooLong(BaseException):
+    """A run has used up its processor time. No `except Exception` on its way takes it for a fault of the run."""
+
+
+def _too_long(number: int, frame: Any) -> None:
+    raise TooLong
 
 
 def _answer(run: Run, scratch: Path, request: Request) -> Answer:
     answer = Answer()
     try:
+        signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
         _test(run, answer, request.data_root)
         _first_steps(run, answer, scratch, request.data_root)
+    except TooLong:
+        answer.unsettled = f"it takes more than {LIMIT_S} s of a processor here"
+    except DataError as error:
+        answer.unsettled = first_line(error)
     except LockstepError as error:
         answer.problem = first_line(error)
     except Exception as error:  # torch raises many kinds for weights and settings that do not go together
         answer.problem = f"{type(error).__name__}: {first_line(error)}"
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         shutil.rmtree(scratch, ignore_errors=True)
     return answer
 
@@ -124,6 +149,8 @@ def compare(run: Run, answer: Answer, rows: list[Any], recorded: dict[str, Any])
     from lockstep.measure.records import mean_losses
     from lockstep.plan import plan
 
+    if answer.unsettled:
+        return []
     if answer.problem:
         return [f"model.pt or the first steps could not be computed again: {answer.problem}"]
     found, spec = [], run.spec()

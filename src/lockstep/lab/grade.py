@@ -6,9 +6,11 @@ does not take points.
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,20 +19,22 @@ from typing import Literal
 import msgspec
 
 from lockstep.errors import InputError
-from lockstep.lab import again, figures, own_code, seal
+from lockstep.lab import again, chain, figures, own_code, seal
 from lockstep.lab.again import Answer
 from lockstep.lab.definition import CODE, Lab, Task
-from lockstep.lab.hand_in import Submission, submission
+from lockstep.lab.folder import ANSWERS
+from lockstep.lab.hand_in import LAB, Submission, submission
 from lockstep.lab.inspect import Inspected, fits, inspect
-from lockstep.lab.patience import PATIENCE
+from lockstep.lab.own_code import RACE_S, Verdict
+from lockstep.lab.patience import Patience
 from lockstep.reading import Damaged, read_end, read_shape
 from lockstep.text import is_text, last_line, listed, printable
 
 Outcome = Literal["right", "wrong", "missing", "by hand", "not settled"]
 Tell = Callable[[str], None]
-RACE_S = 30.0
 # Between a run's own date and its records in the ledger: kernels may be compiled meanwhile.
 CLOCK_S = 600.0
+CHANGED = "is not what was handed in: the ledger has another SHA-256 of it"
 
 
 @dataclass
@@ -60,8 +64,12 @@ class Graded:
     """Of each task and its run the fingerprints, to find copies in other hand-ins. Students name their runs."""
     begun: str = ""
     """The hash of the ledger's first record: two folders that share it were one."""
+    foreign: bool = False
+    """Its ledger names somebody else."""
     created: float = 0.0
     """When it was made."""
+    newer: str = ""
+    """The file that the same student has handed in later: that one counts."""
     seconds: float = 0.0
 
     @property
@@ -94,8 +102,12 @@ def grade(
     data_root: str | None = None,
     tell: Tell = lambda _: None,
     race_s: float = RACE_S,
+    handed_in: bool = True,
 ) -> Graded:
-    """Grade a hand-in by a lab. What is wrong with it is in the result; only a lab that is wrong itself raises InputError."""
+    """Grade a hand-in by a lab. What is wrong with it is in the result; only a lab that is wrong itself raises InputError.
+
+    `handed_in`: else it is a student's own folder, which may have changed since.
+    """
     begun = time.monotonic()
     graded = Graded(str(file), _name_of(file), lab.name, lab.title)
     try:
@@ -105,13 +117,27 @@ def grade(
             graded.begun = handed.chain.records[0].hash if handed.chain.records else ""
             if handed.manifest.lab != lab.name:
                 raise InputError(f"it is a hand-in of lab '{printable(handed.manifest.lab)[:40]}', not of '{lab.name}'")
-            _Grading(handed, lab, template, data_root, tell, race_s, graded).all()
+            changed = _changed(handed) if handed_in else []
+            _Grading(handed, lab, template, data_root, tell, race_s, graded, changed).all()
     except Exception as error:
         # Whatever a hand-in holds, the others of the class get their grades.
-        said = str(error) if isinstance(error, InputError) else f"grading it failed: {type(error).__name__}: {error}"
-        graded.flags.append(printable(said.removeprefix(f"{file}: ")))
-        graded.marks = [Mark(task.name, "wrong", 0.0, task.worth, ["nothing could be graded"]) for task in lab.tasks]
+        _nothing(graded, error, lab)
     graded.seconds = time.monotonic() - begun
+    return graded
+
+
+def ungradable(file: Path, error: Exception, lab: Lab | None) -> Graded:
+    """What is no hand-in has a page, too."""
+    return _nothing(Graded(str(file), _name_of(file), lab.name if lab else "?", lab.title if lab else ""), error, lab)
+
+
+def _nothing(graded: Graded, error: Exception, lab: Lab | None) -> Graded:
+    """No points, and why."""
+    expected = isinstance(error, InputError | OSError)
+    said = str(error) if expected else f"grading it failed: {type(error).__name__}: {error}"
+    graded.flags.append(printable(said.removeprefix(f"{graded.file}: ")))
+    tasks = lab.tasks if lab else []
+    graded.marks = [Mark(task.name, "wrong", 0.0, task.worth, ["nothing could be graded"]) for task in tasks]
     return graded
 
 
@@ -132,42 +158,53 @@ class _Grading:
         tell: Tell,
         race_s: float,
         graded: Graded,
+        changed: list[str],
     ) -> None:
         self._handed, self._lab, self._template = handed, lab, template
         self._data_root, self._tell, self._race_s = data_root, tell, race_s
-        self._graded = graded
+        self._graded, self._changed = graded, changed
         self._runs: dict[str, Inspected] = {}
+        self._verdicts: dict[str, Verdict] = {}
 
     def all(self) -> None:
-        chain, graded = self._handed.chain, self._graded
-        broken = chain.problems()
+        ledger, graded = self._handed.chain, self._graded
+        broken = ledger.problems()
         graded.flags += broken
-        graded.flags += _other_names(self._handed)
+        others = _other_names(self._handed)
+        graded.foreign = bool(others)
+        graded.flags += others
+        graded.flags += [f"{name} {CHANGED}" for name in self._changed]
         graded.notes += self._handed.problems
         self._read_runs()
         self._compute_again()
+        self._try_code()
         for task in self._lab.tasks:
             graded.marks.append(self._mark(task))
         for found in self._runs.values():
-            graded.flags += [f"run '{found.run.id}' (task {found.task}): {problem}" for problem in found.problems]
+            said = [*found.problems, found.unsettled and f"not settled, and has its points: {found.unsettled}"]
+            graded.flags += [f"run '{found.run.id}' (task {found.task}): {text}" for text in said if text]
             graded.notes += [f"run '{found.run.id}' (task {found.task}): {note}" for note in found.notes]
         graded.flags += _twins(list(self._runs.values()))
         graded.prints = {(found.task, found.run.id): found.fingerprints() for found in self._runs.values()}
         if broken:  # its order proves nothing, and the figures hang on it
             for mark in graded.marks:
-                if mark.outcome == "right" and self._lab.task(mark.task).kind in ("run", "predict", "claim"):
+                if mark.outcome in ("right", "not settled") and self._lab.task(mark.task).kind in (
+                    "run",
+                    "predict",
+                    "claim",
+                ):
                     mark.outcome, mark.points = "wrong", 0.0
                     mark.lines.append("the ledger is broken, so it is not known when this was measured")
-        for name, starts in ((task.name, len(chain.of("start", task.name))) for task in self._lab.of_kind("run")):
+        for name, starts in ((task.name, len(ledger.of("start", task.name))) for task in self._lab.of_kind("run")):
             if starts > 1:
                 graded.notes.append(f"'{name}' was started {starts} times, and the last run is graded")
 
     # ---- runs
 
     def _read_runs(self) -> None:
-        chain = self._handed.chain
+        ledger = self._handed.chain
         for task in self._lab.of_kind("run"):
-            record = chain.newest("run", task.name)
+            record = ledger.newest("run", task.name)
             if record is None:
                 continue
             name, digests = str(record.body.get("run")), record.body.get("seal")
@@ -177,11 +214,11 @@ class _Grading:
             else:
                 run = self._handed.run(name)
                 found = inspect(task.name, run)
-                started = [one for one in chain.of("start", task.name) if one.body.get("run") == name]
+                started = [one for one in ledger.of("start", task.name) if one.body.get("run") == name]
                 if not started:
                     found.problems.append("the ledger has no record of its start")
                 elif found.spec is not None:
-                    unlike = fits(self._lab, task, found.spec, chain.seed(started[0].number))
+                    unlike = fits(self._lab, task, found.spec, ledger.seed(started[0].number))
                     found.asked_for = not unlike
                     found.problems += unlike
                     if found.spec.id != name:
@@ -192,39 +229,65 @@ class _Grading:
             self._runs[task.name] = found
 
     def _compute_again(self) -> None:
-        """In a process of its own: loading weights and a recipe may fail in many ways."""
+        """What ends before all runs have their answers was ended by the first that has none: the others are asked again."""
         asked = {
             found.run.folder: found for found in self._runs.values() if found.asked_for and all(map(len, found.rows))
         }
-        if not asked:
-            return
-        self._tell(f"{self._graded.student}: testing {len(asked)} models again")
+        if asked:
+            self._tell(f"{self._graded.student}: testing {len(asked)} models again")
+        while left := [path for path, found in asked.items() if found.again is None]:
+            answers, why = self._answers(left)
+            for path in left:
+                asked[path].again = answers.get(str(path), why)
+                if str(path) not in answers:
+                    break
+        for found in asked.values():
+            assert found.again is not None
+            recorded = found.run.summary() or {}
+            unlike = again.compare(found.run, found.again, found.rows, recorded)
+            found.problems += unlike
+            found.unsettled = "" if found.problems else found.again.unsettled
+            # Two machines may differ in the last few samples, and what students see and claim is the recorded one.
+            found.test_accuracy = found.again.accuracy if unlike else recorded.get("test_accuracy")
+
+    def _answers(self, runs: list[Path]) -> tuple[dict[str, Answer], Answer]:
+        """In a process of its own: loading weights and a recipe may fail in many ways. And what there is to say of a run without an answer."""
         with TemporaryDirectory(prefix="lockstep-again-") as place:
             folder = Path(place)
-            request = again.Request(runs=[str(path) for path in asked], data_root=self._data_root)
+            request = again.Request(runs=[str(path) for path in runs], data_root=self._data_root)
             (folder / "request.json").write_bytes(msgspec.json.encode(request))
             argv = [sys.executable, "-m", "lockstep.lab.again", str(folder)]
-            ended = own_code.run_child(argv, folder, folder, PATIENCE)
-            try:
-                answers = read_shape(folder / "answers.json", dict[str, Answer])
-            except Damaged:
-                answers = None
-            if answers is None:
-                said = printable(last_line(read_end(folder / own_code.LOG)))[:200]
-                raise InputError(f"its runs could not be computed again: {said if ended == 'over' else ended}")
-        for path, found in asked.items():
-            answer = answers.get(str(path)) or Answer(problem="no answer")
-            recorded = found.run.summary() or {}
-            unlike = again.compare(found.run, answer, found.rows, recorded)
-            found.problems += unlike
-            # Two machines may differ in the last few samples, and what students see and claim is the recorded one.
-            found.test_accuracy = answer.accuracy if unlike else recorded["test_accuracy"]
+            # It counts the time of each run itself, and this ends what does not let it.
+            patience = Patience(cpu_s=(again.LIMIT_S + again.MORE_S) * len(runs))
+            ended, _ = own_code.run_child(argv, folder, folder, patience)
+            answers: dict[str, Answer] = {}
+            with suppress(Damaged):
+                answers = read_shape(folder / "answers.json", dict[str, Answer]) or {}
+            if ended == "over":
+                return answers, Answer(
+                    problem=printable(last_line(read_end(folder / own_code.LOG)))[:200] or "no answer"
+                )
+            why = "the machine was too busy" if ended == "starved" else ended
+            open_ = Answer(unsettled=f"it could not be computed again here: {why}; grade it again")
+            if ended == "starved":  # the others would be, too
+                answers = {str(path): answers.get(str(path), open_) for path in runs}
+            return answers, open_
 
     # ---- tasks
 
     def _mark(self, task: Task) -> Mark:
         if task.kind in CODE:
             return self._mark_code(task)
+        mark = self._mark_of_runs(task)
+        unsettled = [
+            found.unsettled for name in (task.name, *task.runs) if (found := self._runs.get(name)) and found.unsettled
+        ]
+        if mark.outcome == "right" and unsettled:
+            mark.outcome = "not settled"
+            mark.lines += unsettled
+        return mark
+
+    def _mark_of_runs(self, task: Task) -> Mark:
         by_kind = {"run": self._mark_run, "predict": self._mark_prediction, "claim": self._mark_claim}
         return by_kind.get(task.kind, self._mark_answer)(task)
 
@@ -234,16 +297,18 @@ class _Grading:
             return Mark(task.name, "missing", 0.0, task.points, ["no run of this task was handed in"])
         if found.problems:
             return Mark(task.name, "wrong", 0.0, task.points, list(found.problems))
-        told = [f"{len(found.rows[0])} steps on {len(found.rows)} ranks; {_accuracy(found)}, found again"]
+        told = [f"{len(found.rows[0])} steps on {len(found.rows)} ranks; {_accuracy(found)}"]
+        if not found.unsettled:
+            told[0] += ", found again"
         return Mark(task.name, "right", task.points, task.points, told)
 
     def _mark_prediction(self, task: Task) -> Mark:
-        chain = self._handed.chain
-        record = chain.newest("prediction", task.name)
+        ledger = self._handed.chain
+        record = ledger.newest("prediction", task.name)
         if record is None or not isinstance(record.body.get("value"), int | float):
             return Mark(task.name, "missing", 0.0, task.points, ["no prediction was committed"])
         number = float(record.body["value"])
-        begun = [one for name in task.runs for one in chain.of("start", name)]
+        begun = [one for name in task.runs for one in ledger.of("start", name)]
         if any(one.number < record.number for one in begun):
             return Mark(task.name, "wrong", 0.0, task.points, ["the prediction came after the measurement"])
         told = f"predicted {figures.shown(number, task.unit)}"
@@ -262,6 +327,8 @@ class _Grading:
     def _mark_claim(self, task: Task) -> Mark:
         if task.name not in self._handed.claims:
             return Mark(task.name, "missing", 0.0, task.points, ["nothing is claimed in answers.toml"])
+        if ANSWERS in self._changed:
+            return Mark(task.name, "wrong", 0.0, task.points, [f"{ANSWERS} {CHANGED}"])
         claimed = self._handed.claims[task.name]
         try:
             found = self._figure(task)
@@ -293,12 +360,28 @@ class _Grading:
             return Mark(task.name, "missing", 0.0, task.points, ["answers.toml has no answer"])
         return Mark(task.name, "by hand", 0.0, task.points, [printable(text)[:5000]])
 
+    def _try_code(self) -> None:
+        """All files first whether they are right, then how fast they are, with what is left of the time."""
+        tasks = [task for task in self._lab.of_kind(*CODE) if self._handed.code(task.file).is_file()]
+        tasks = [task for task in tasks if task.file not in self._changed]
+        whole = own_code.allowance(tasks, self._race_s)
+        for task in tasks:
+            self._tell(f"{self._graded.student}: trying {task.file}")
+            self._verdicts[task.name] = own_code.judged(task, self._handed.code(task.file), whole)
+        for task in tasks:
+            verdict = self._verdicts[task.name]
+            if task.speed and verdict.right:
+                self._tell(f"{self._graded.student}: racing {task.file}")
+                speed = own_code.raced(task, self._handed.code(task.file), self._template, self._race_s, whole)
+                self._verdicts[task.name] = msgspec.structs.replace(verdict, speed=speed)
+
     def _mark_code(self, task: Task) -> Mark:
         code = self._handed.code(task.file)
         if not code.is_file():
             return Mark(task.name, "missing", 0.0, task.worth, [f"{task.file} was not handed in"])
-        self._tell(f"{self._graded.student}: trying {task.file}")
-        verdict = own_code.tried(task, code, self._template, self._race_s)
+        if task.file in self._changed:
+            return Mark(task.name, "wrong", 0.0, task.worth, [f"{task.file} {CHANGED}"])
+        verdict = self._verdicts[task.name]
         if not verdict.settled:
             self._graded.notes.append(f"'{task.name}' is not settled, and has its points: {verdict.why}")
             return Mark(task.name, "not settled", task.worth, task.worth, [verdict.why])
@@ -309,6 +392,8 @@ class _Grading:
         if task.speed:
             speed = verdict.speed or own_code.Speed()
             mark.lines.append(speed.sentence(task.speed))
+            if speed.unmeasured:
+                self._graded.flags.append(f"'{task.name}': {speed.sentence(task.speed)}")
             if speed.loses(task.speed):
                 mark.outcome = "wrong"
             else:
@@ -337,32 +422,11 @@ def _other_names(handed: Submission) -> list[str]:
     return [f"its ledger names somebody else: {listed(others)[:200]}"] if others else []
 
 
-def find_copies(everyone: Sequence[Graded]) -> None:
-    """Flag runs that are in two hand-ins, under whatever name, and folders that were one. Their tasks lose their points in both."""
-    for at, one in enumerate(everyone):
-        for other in everyone[:at]:
-            same_folder = bool(one.begun) and one.begun == other.begun
-            if same_folder and one.student == other.student:
-                older, newer = sorted((one, other), key=lambda graded: graded.created)
-                older.notes.append(f"handed in again later ({Path(newer.file).name}): the newer one counts")
-                newer.notes.append(f"handed in before ({Path(older.file).name}): the newer one counts")
-                continue
-            for (task, mine), prints in one.prints.items():
-                for (their_task, theirs), their_prints in other.prints.items():
-                    if prints & their_prints:
-                        said = "run '{}' is run '{}' of {}: one of them is a copy"
-                        _flag(one, task, said.format(mine, theirs, other.student))
-                        _flag(other, their_task, said.format(theirs, mine, one.student))
-            if same_folder:
-                for each, with_whom in ((one, other), (other, one)):
-                    each.flags.append(
-                        f"its lab folder is a copy of that of {with_whom.student} ({Path(with_whom.file).name})"
-                    )
-
-
-def _flag(graded: Graded, task: str, text: str) -> None:
-    graded.flags.append(text)
-    for mark in graded.marks:
-        if mark.task == task and mark.outcome == "right":
-            mark.outcome, mark.points = "wrong", 0.0
-            mark.lines.append("its run is in another student's hand-in, too")
+def _changed(handed: Submission) -> list[str]:
+    """Code and answers that are not as the ledger's record of handing in has them."""
+    records = handed.chain.of("hand-in")
+    told = records[-1].body.get("files") if records else None
+    digests = told if isinstance(told, dict) else {}
+    there = {path.name: path for path in (handed.folder / LAB).iterdir() if path.name != chain.FILE}
+    now = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in there.items()}
+    return sorted(printable(name) for name in {*now, *digests} if now.get(name) != digests.get(name))

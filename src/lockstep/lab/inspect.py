@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from lockstep.lab.again import Answer
 from lockstep.lab.definition import Lab, Task
 from lockstep.lab.figures import Measured, Rows
 from lockstep.measure.records import PHASES, check_steps
@@ -51,6 +52,10 @@ class Inspected:
     """Each of them makes the run worth nothing."""
     notes: list[str] = field(default_factory=list)
     """What a teacher may want to know."""
+    again: Answer | None = None
+    """What computing it again has come to."""
+    unsettled: str = ""
+    """Why it could not be computed again on this machine, through no fault of the run."""
     asked_for: bool = False
     """It is what its task asks for. Nothing of any other run is computed again: a recipe may name code to be imported."""
     test_accuracy: float | None = None
@@ -235,12 +240,10 @@ def _sleeps(run: Run, spec: Spec, ranks: list[Rows], epochs: list[dict[str, Any]
         if None in delayed:  # the system does not count it, and a busy machine is not blamed
             return
         seconds = math.fsum(float(record.get("train_seconds") or 0) for record in own)
+        # A rank by itself waits for nobody, whatever its records call its time.
+        waited = float(rows["exchange_ns"].sum()) / 1e9 if len(ranks) > 1 else 0.0
         # On a busy machine most of the time may be waiting for a processor: what is left of it is what has to be used.
-        wall += (
-            seconds
-            - float(rows["exchange_ns"].sum()) / 1e9
-            - math.fsum(delay for delay in delayed if delay is not None)
-        )
+        wall += seconds - waited - math.fsum(delay for delay in delayed if delay is not None)
     cpu = math.fsum(float(record.get("train_cpu_seconds") or 0) for record in epochs)
     idle = wall - cpu
     if wall > 0 and idle > LEAST_IDLE_S and idle > (1 - LEAST_BUSY) * wall:

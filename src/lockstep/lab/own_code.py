@@ -1,5 +1,8 @@
 """A student's code, tried in a process of its own with a time limit, in a folder of its own (trials/).
 
+Right first, then fast, each with limits of its own; all code of a hand-in together has an allowance. Time in which the code waits for a
+processor does not count: a busy machine takes nothing from it.
+
 This is no sandbox: the code can read what the teacher can read, and can use the network. Grade in a container or as a user without rights
 where that matters (docs/labs.md).
 """
@@ -8,18 +11,20 @@ from __future__ import annotations
 
 import os
 import resource
+import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import msgspec
 
 from lockstep.lab.definition import Task
-from lockstep.lab.patience import PATIENCE, Ended, Patience, Watch
+from lockstep.lab.patience import Ended, Patience, Watch
 from lockstep.process import PARENT
 from lockstep.reading import Damaged, is_file, read_end, read_shape
 from lockstep.text import last_line, printable
@@ -28,10 +33,22 @@ from lockstep.turns import guard
 END_S, LOOK_S = 10.0, 1.0
 # More than any file that a trial has to write, a downloaded data set included.
 LARGEST_FILE = 512 << 20
-# Code that fails in a race is raced once more, since a busy machine may have made it miss a time limit.
+# Until a file is found right or wrong, both tries together. The reference solutions take 3 to 15 s on two cores of an AMD EPYC (Zen 4).
+JUDGING_S = 60.0
+# Code that fails is tried once more, since a busy machine may have made it miss a clock: not where it took this long for itself.
+AGAIN_S = 20.0
+# Code that fails in a race is raced once more, for the same reason.
 RACES = 2
-# Of processor time and of time, as a multiple of what a race is given: two ranks compute, and every start takes time of its own.
-RACE_COSTS = 3
+RACE_S = 30.0
+# Beyond its seconds a race is given this for its starts and its last round.
+RACE_MORE_S = 30.0
+# The smallest allowance is for so many files, raced for RACE_S: three minutes.
+FILES = 3
+QUIET_S = 40.0
+# However busy the machine is, a trial is over after this time beside its own.
+BUSY_S = 1200.0
+# So many processes compute side by side.
+RANKS = 2
 REQUEST, VERDICT, LOG = "request.json", "verdict.json", "log.txt"
 
 
@@ -42,9 +59,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     file: str
     object: str
     reference: str = ""
-    """The reference solution; empty: speed does not count."""
+    """The reference solution to race against; empty: find out whether the code is right."""
     seconds: float = 0.0
     """How long the race may take."""
+    token: str = ""
+    """Has to be in the verdict, and is on no disk any more when the student's code begins: no file that it writes is taken for one."""
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +75,8 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     n: int = 0
     failed: str = ""
     """Why it failed in the last of its races; empty where it did not."""
+    unmeasured: str = ""
+    """Why there was no race."""
 
     def slower_than(self, bar: float) -> bool:
         """Settled to be: the whole interval is below. A machine that is too noisy to tell takes no points."""
@@ -67,9 +88,9 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
 
     def sentence(self, bar: float) -> str:
         if self.failed:
-            return f"it failed in the race, {RACES} times ({self.failed}), so it has no speed"
+            return f"it failed in the race ({self.failed}), so it has no speed"
         if not self.n:
-            return "speed was not measured, which takes no points"
+            return f"speed was not measured{self.unmeasured and ': '}{self.unmeasured}, which takes no points"
         if self.times is None or self.low is None or self.high is None:
             return f"not settled: too few starts (n = {self.n}) for an interval, which takes no points"
         found = (
@@ -91,43 +112,95 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     why: str
     """What was checked, or what is wrong."""
     speed: Speed | None = None
+    token: str = ""
 
 
-Told = Callable[[str], None]
+@dataclass
+class Allowance:
+    """Seconds that the code of one hand-in may still take for itself: all files and tries together."""
+
+    seconds: float
 
 
-def tried(task: Task, code: Path, lab: Path, seconds: float, patience: Patience = PATIENCE) -> Verdict:
-    """The verdict on one file. Whatever the code does, this returns when our patience is at its end.
+def allowance(tasks: Sequence[Task], race_s: float) -> Allowance:
+    """For all code of a hand-in: three minutes, and more where a lab has more files, or longer races are asked for."""
+    raced = sum(bool(task.speed) for task in tasks)
+    return Allowance(JUDGING_S * max(FILES, len(tasks)) + raced * max(0.0, race_s - RACE_S))
 
-    Code that fails is tried once more: on a machine that is busy enough, right code may miss a time limit. A wrong result is wrong at once.
+
+def tried(task: Task, code: Path, lab: Path, seconds: float) -> Verdict:
+    """The verdict on one file by itself, raced where it is right and `seconds` are given for it."""
+    whole = allowance([task], seconds)
+    verdict = judged(task, code, whole)
+    if verdict.right and task.speed:
+        verdict = msgspec.structs.replace(verdict, speed=raced(task, code, lab, seconds, whole))
+    return verdict
+
+
+def judged(task: Task, code: Path, whole: Allowance) -> Verdict:
+    """Whether it is right. Whatever the code does, this returns when our patience is at its end.
+
+    Code that fails is tried once more: on a machine that is busy enough, right code may miss a clock. A wrong result is wrong at once, and
+    so is code that took long for itself.
     """
-    found = _tried(task, code, lab, seconds, patience)
-    return _tried(task, code, lab, seconds, patience) if found.failed else found
-
-
-def _tried(task: Task, code: Path, lab: Path, seconds: float, patience: Patience) -> Verdict:
     if not is_file(code):
         return Verdict(right=False, why=f"{task.file} is missing")
+    found, own_s = _trial(task, code, JUDGING_S)
+    whole.seconds -= own_s
+    if found.failed and own_s < AGAIN_S:
+        found, own_s = _trial(task, code, JUDGING_S - own_s)
+        whole.seconds -= own_s
+    return found
+
+
+def raced(task: Task, code: Path, lab: Path, seconds: float, whole: Allowance) -> Speed:
+    """How fast code that is right is."""
+    reference = lab / f"reference_{task.file}"  # a student's own folder of a teacher's lab has none
+    speed = Speed()
+    for _ in range(RACES if seconds > 0 and is_file(reference) else 0):
+        if whole.seconds < seconds:
+            return speed if speed.failed else Speed(unmeasured="the time for the code of this hand-in is over")
+        found, own_s = _trial(task, code, seconds + RACE_MORE_S, reference, seconds)
+        whole.seconds -= own_s
+        if not found.settled:
+            return Speed(unmeasured=found.why)
+        speed = found.speed or Speed(failed=found.why)
+        if not speed.failed:
+            break
+    return speed
+
+
+def _trial(
+    task: Task, code: Path, limit_s: float, reference: Path | None = None, seconds: float = 0.0
+) -> tuple[Verdict, float]:
+    """What one process says, and the seconds that it took for itself: all that it had, where it did not come to an end."""
+    patience = Patience(cpu_s=RANKS * limit_s, quiet_s=QUIET_S, own_s=limit_s, wall_s=BUSY_S + limit_s)
     with TemporaryDirectory(prefix="lockstep-try-") as place:
         folder = Path(place)
         work = folder / "code"
         work.mkdir()
         for path in code.parent.glob("*.py"):
             shutil.copyfile(path, work / path.name)
-        request = Request(kind=task.kind, file=str(work / task.file), object=task.object)
-        reference = lab / f"reference_{task.file}"  # a student's own folder of a teacher's lab has none
-        if task.speed and seconds > 0 and is_file(reference):
-            request = msgspec.structs.replace(request, reference=str(reference.absolute()), seconds=seconds)
-            patience = patience.with_more(RACES * RACE_COSTS * seconds)
+        request = Request(
+            kind=task.kind,
+            file=str(work / task.file),
+            object=task.object,
+            reference=str(reference.absolute()) if reference else "",
+            seconds=seconds,
+            token=secrets.token_hex(),
+        )
         (folder / REQUEST).write_bytes(msgspec.json.encode(request))
         # Not in the folder of the student's files, nor with it in the search path: a random.py of theirs would be taken for Python's own.
         argv = [sys.executable, "-P", "-m", "lockstep.lab.trials", str(folder)]
-        ended = run_child(argv, folder, folder, patience)
-        return _verdict(folder, ended, patience)
+        ended, own_s = run_child(argv, folder, folder, patience)
+        return _verdict(folder, request.token, ended, patience), own_s if ended in ("over", "starved") else limit_s
 
 
-def run_child(argv: list[str], folder: Path, cwd: Path, patience: Patience) -> Ended:
-    """Run a command to its end, or until our patience is. None of its processes is left afterwards."""
+def run_child(argv: list[str], folder: Path, cwd: Path, patience: Patience) -> tuple[Ended, float]:
+    """Run a command to its end, or until our patience is; how it ended, and the seconds that it took for itself.
+
+    None of its processes is left afterwards.
+    """
     with (folder / LOG).open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-P", guard.__file__, *argv],
@@ -146,19 +219,19 @@ def run_child(argv: list[str], folder: Path, cwd: Path, patience: Patience) -> E
             while True:
                 try:
                     process.wait(LOOK_S)
-                    return "over"
+                    return "over", watch.own_s
                 except subprocess.TimeoutExpired:
                     if ended := watch.look():
-                        return ended
+                        return ended, watch.own_s
         finally:
             guard.end(process, END_S)
 
 
-def _verdict(folder: Path, ended: Ended, patience: Patience) -> Verdict:
+def _verdict(folder: Path, token: str, ended: Ended, patience: Patience) -> Verdict:
     found = None
     with suppress(Damaged):
         found = read_shape(folder / VERDICT, Verdict)
-    if found is not None:
+    if found is not None and found.token == token:
         return found
     if ended == "starved":
         return Verdict(

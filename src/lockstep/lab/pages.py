@@ -55,12 +55,13 @@ def class_csv(everyone: Sequence[Graded]) -> str:
     tasks = list(dict.fromkeys(mark.task for graded in everyone for mark in graded.marks))
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(["student", "file", "lab", "points", "of", "by hand", "look at", *tasks])
+    rows.writerow(["student", "file", "lab", "counts", "points", "of", "by hand", "look at", *tasks])
     for graded in everyone:
         marks = {mark.task: "" if mark.outcome == "by hand" else f"{mark.points:g}" for mark in graded.marks}
         rows.writerow(
             [
                 *map(_cell, (graded.student, Path(graded.file).name, graded.lab)),
+                _cell(f"no: {graded.newer} is newer" if graded.newer else "yes"),
                 f"{graded.points:g}",
                 f"{graded.of:g}",
                 f"{graded.by_hand:g}",

@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from lockstep.turns.guard import descendants
@@ -26,15 +27,12 @@ class Patience:
     """Processor seconds that it may use."""
     quiet_s: float = 90.0
     """Give up after N seconds in which it neither runs nor asks for a processor."""
+    own_s: float = inf
+    """Seconds that it may take, without those in which it asks for a processor and gets none."""
     wall_s: float = 1200.0
     """However busy the machine is."""
 
-    def with_more(self, seconds: float) -> Patience:
-        """For a child that has more to do."""
-        return replace(self, cpu_s=self.cpu_s + seconds, wall_s=self.wall_s + seconds)
 
-
-PATIENCE = Patience()
 # Threads that only poll use up to this share of a processor.
 QUIET = 0.05
 
@@ -44,7 +42,10 @@ class Watch:
 
     def __init__(self, root: int, patience: Patience) -> None:
         self._root, self._patience = root, patience
-        self._begun = time.monotonic()
+        self._begun = self._looked = time.monotonic()
+        self._delayed = 0.0
+        self.own_s = 0.0
+        """What it has taken so far, without the time in which its threads waited for a processor."""
         self._threads: dict[str, tuple[float, float]] = {}
         self._seen: deque[tuple[float, float]] = deque()
 
@@ -53,7 +54,10 @@ class Watch:
         now, patience = time.monotonic(), self._patience
         self._count()
         used = sum(cpu for cpu, _ in self._threads.values())
-        active = used + sum(waited for _, waited in self._threads.values())
+        delayed = sum(waited for _, waited in self._threads.values())
+        active = used + delayed
+        self.own_s += max(0.0, now - self._looked - (delayed - self._delayed))
+        self._looked, self._delayed = now, delayed
         self._seen.append((now, active))
         while now - self._seen[0][0] > patience.quiet_s:
             before, then = self._seen.popleft()
@@ -61,6 +65,8 @@ class Watch:
                 return f"for {patience.quiet_s:.0f} s it neither computed nor waited for a processor"
         if used > patience.cpu_s:
             return f"it computed for {used:.0f} s without coming to an end"
+        if self.own_s > patience.own_s:
+            return f"it did not come to an end within {patience.own_s:.0f} s"
         return "starved" if now - self._begun > patience.wall_s else ""
 
     def _count(self) -> None:

@@ -18,6 +18,7 @@ from lockstep.backends.ranks import detect
 from lockstep.launch.base import worker_argv
 from lockstep.process import PARENT, die_with_parent
 from lockstep.run import Run
+from lockstep.training.leaving import hold_back, let_through
 
 
 def main() -> None:
@@ -27,7 +28,10 @@ def main() -> None:
     if os.getppid() == 1:  # the launcher ended before we asked
         sys.exit(128 + signal.SIGTERM)
     run = Run.open(Path(sys.argv[1]))
-    rank = detect(run.spec().placement)
+    spec = run.spec()
+    rank = detect(spec.placement)
+    if spec.gives_way:  # the worker inherits this, and leaves after its first step if it is told to while it starts
+        hold_back()
     environment = {**os.environ, PARENT: str(os.getpid())}
     # MPICH's ranks talk to their launcher through an inherited file descriptor, so none is closed.
     worker = subprocess.Popen(worker_argv(run.folder), env=environment, close_fds=False)
@@ -37,6 +41,7 @@ def main() -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, pass_on)
+    let_through()
     code = worker.wait()
     if code < 0:
         ended = {"rank": rank.rank, "exit_code": code, "time": time.time()}

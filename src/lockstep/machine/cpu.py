@@ -1,9 +1,10 @@
-"""What the system says about the processor: its name, and the instructions that it advertises. Whether they work is tried elsewhere."""
+"""What the system says about the processor: its name and kind, and the instructions that it advertises. Whether they work is tried elsewhere."""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import resource
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,6 +22,10 @@ INSTRUCTIONS = {
     "fp16": {"avx512_fp16": "AVX512-FP16", "amx_fp16": "AMX-FP16"},
     "int8": {"avx512_vnni": "AVX512-VNNI", "avx_vnni": "AVX-VNNI", "amx_int8": "AMX-INT8"},
 }
+# What tells kinds of processors apart, on x86 and on ARM, and the words for it.
+KIND = {"cpu family": "family", "model": "model", "CPU implementer": "implementer", "CPU part": "part"}
+# A name with one of these is that of a single kind: "AMD EPYC 7763", but not "AMD EPYC" or "Intel(R) Xeon(R) CPU @ 2.20GHz".
+PART_NUMBER = re.compile(r"\d{3}")
 _AVX2 = ("avx2", "fma")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
 _AVX2_EXTRAS = ("avx_vnni", "avx_ne_convert")
@@ -49,11 +54,18 @@ def _cpuinfo() -> tuple[str, ...]:
 
 
 def cpu_model() -> str:
-    """The processor's name in the system's words."""
+    """The processor's name in the system's words, with its family and model where it may be the name of several kinds.
+
+    What was measured is kept and compared by it, and a virtual machine says "AMD EPYC" of three generations.
+    """
+    first: dict[str, str] = {}
     for line in _cpuinfo():
-        if line.startswith(("model name", "Hardware", "cpu model")):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+        key, _, value = line.partition(":")
+        first.setdefault(key.strip(), value.strip())
+    names = (first[key] for key in ("model name", "Hardware", "cpu model") if first.get(key))
+    name = next(names, "") or platform.processor() or platform.machine()
+    kind = ", ".join(f"{word} {first[key]}" for key, word in KIND.items() if first.get(key))
+    return f"{name} ({kind})" if kind and not PART_NUMBER.search(name) else name
 
 
 def clock_mhz() -> float | None:
@@ -132,6 +144,10 @@ def children_seconds() -> float:
     total = ended.ru_utime + ended.ru_stime
     for path in Path("/proc/self/task").glob("*/children"):
         with suppress(OSError):
-            for child in path.read_text().split():
-                total += sum(map(int, stat_fields(int(child))[11:15])) / TICKS_S
+            total += sum(seconds_of(int(child)) for child in path.read_text().split())
     return total
+
+
+def seconds_of(pid: int) -> float:
+    """Processor seconds of a process, and of those that it started and that have ended; 0 where it is gone."""
+    return sum(map(int, stat_fields(pid)[11:15])) / TICKS_S

@@ -7,10 +7,12 @@ took is counted for the machine as a whole: the training's part of it is its par
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from time import process_time
 
-from lockstep.machine.cpu import TICKS_S, children_seconds, ticks, waited_seconds
+from lockstep.machine.cpu import TICKS_S, children_seconds, seconds_of, ticks, waited_seconds
+from lockstep.process import LINK
 from lockstep.shapes import Spent
 from lockstep.units import percent
 
@@ -62,15 +64,17 @@ class Meter:
 
     def __init__(self, first: bool) -> None:
         self._first = first
+        self._link = int(os.environ.get(LINK, 0)) if first else 0
         self._began = self._now()
 
     def read(self) -> Spent:
-        used, waited, children, busy, stolen = (
+        used, waited, helpers, busy, stolen = (
             now - before for now, before in zip(self._now(), self._began, strict=True)
         )
         machine = (busy, stolen) if self._first else (0.0, 0.0)
-        return Spent(used=used, waited=max(0.0, waited), others=machine[0] - used - children, stolen=machine[1])
+        return Spent(used=used, waited=max(0.0, waited), others=machine[0] - used - helpers, stolen=machine[1])
 
     def _now(self) -> tuple[float, ...]:
         machine = ticks()
-        return process_time(), waited_seconds(), children_seconds(), machine.busy / TICKS_S, machine.stolen / TICKS_S
+        helpers = children_seconds() + (seconds_of(self._link) if self._link else 0.0)
+        return process_time(), waited_seconds(), helpers, machine.busy / TICKS_S, machine.stolen / TICKS_S

@@ -106,6 +106,7 @@ def sentence(found: dict[str, Any]) -> str:
     )
     if found["nine_of_ten_held"] is not None:
         ranked += f"; 90 % intervals from the other fits' errors hold in {found['nine_of_ten_held']:.0%}"
+        ranked += f", 50 % intervals in {found['half_held']:.0%}"
     return (
         f"{found['n']} single predictions were off by {found['median_error']:.1%} in the median, nine of ten by at most "
         f"{found['ninth_decile']:.1%}, the worst by {found['worst_error']:.1%}{ranked} (goal {GOAL_MEDIAN:.0%}, {GOAL_NINE_OF_TEN:.0%}, "

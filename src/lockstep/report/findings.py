@@ -35,7 +35,7 @@ def shared(found: list[About], all_of_them: str = "every cell") -> list[About]:
     for kind in everywhere:
         place = max(range(len(found)), key=lambda index: kinds[index][kind].cost)
         said = kinds[place][kind]
-        if any(each[kind].verdict != said.verdict for each in kinds):
+        if any(msgspec.structs.replace(each[kind], cost=said.cost) != said for each in kinds):
             why = f"these figures are of '{found[place].name}'" + (f": {said.why}" if said.why else "")
             said = msgspec.structs.replace(said, why=why)
         told.append(said)
@@ -44,9 +44,9 @@ def shared(found: list[About], all_of_them: str = "every cell") -> list[About]:
 
 
 def _kind(said: Said) -> tuple[str, str]:
-    """The question and the answer without its figures. What to choose is one answer for all cells of a task."""
+    """The question and the answer without its figures; but in what to choose the figures are the answer."""
     if said.question == "recommendation":
-        return said.question, ""
+        return said.question, said.verdict
     return said.question, re.sub(r"[+−-]?\d[\d,.]*(?: ?(?:%|[µm]?s|[kMG]?B)\b)?", "#", said.verdict)
 
 

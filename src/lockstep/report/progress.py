@@ -176,7 +176,7 @@ class RaceLive:
             record = state_of(race, self._record, over=False)
             text = table_text(table(record, race.windows), console())
             text.append(
-                f"\n{counted(race.starts, 'start')}, {race.elapsed:.0f} of {self._record.budget.seconds:g} s",
+                f"\n{counted(race.starts, 'start')} done, {race.elapsed:.0f} of {self._record.budget.seconds:g} s",
                 style="dim",
             )
             if self._live:

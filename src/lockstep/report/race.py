@@ -144,6 +144,8 @@ def _why(ratio: Ratio, record: Record, windows: Sequence[Window]) -> str:
     there = int(record.machine.get("cores") or 0)
     if there and max(cores, others) > there:
         return f"{max(cores, others)} threads take turns on {units.counted(there, 'core')}"
+    if starving.starved(estimate.cores_had(windows)):
+        return "not known: other work had the cores, which slows contenders unequally"
     if cores == others or not alike:
         return where(ratio.contender, ratio.baseline, windows)
     return by_cores(cores, others, _exchange([window for window in windows if window.contender == ratio.contender]))
@@ -170,17 +172,25 @@ def next_step(record: Record) -> str:
     return _next(best.contender if best.verdict == "faster" else record.entries[0].name, record)
 
 
-def had_of(windows: Sequence[Window]) -> float | None:
-    """The share of their cores that the contenders had in their windows."""
-    return starving.had(starving.total(window.spent for window in windows if window.spent))
-
-
 def starved(windows: Sequence[Window]) -> list[Said]:
     """On a starved machine contenders lose unequally: threads that wait for each other lose more than one that waits for nobody."""
-    had = had_of(windows)
+    had = estimate.cores_had(windows)
     if had is None or not starving.starved(had):
         return []
     return [Said("machine", starving.sentence(had), "a quiet machine may answer otherwise", starving.ADVICE)]
+
+
+def busy(windows: Sequence[Window]) -> str:
+    """That other work had the machine meanwhile; empty where it had not. Of foreign programs only the machine's own share is known."""
+    if found := starved(windows):
+        return found[0].verdict
+    taken = _taken(windows)
+    return f"other work took {units.percent(taken)} of the machine" if taken > BUSY else ""
+
+
+def _taken(windows: Sequence[Window]) -> float:
+    """The share of the machine's time that other work took."""
+    return statistics.median(window.foreign for window in windows) if windows else 0.0
 
 
 def _next(name: str, record: Record) -> str:
@@ -256,10 +266,10 @@ def _notes(record: Record, windows: Sequence[Window]) -> list[str]:
         found.append(
             f"{record.disturbed} of {units.counted(taken, 'round')} {'was' if record.disturbed == 1 else 'were'} disturbed by other work, and taken again."
         )
-    busy = statistics.median(window.foreign for window in windows) if windows else 0.0
-    if busy > BUSY:
+    share = _taken(windows)
+    if share > BUSY:
         by_cpu = "; ".join(f"{ratio.contender}: {speed(ratio)}" for ratio in record.cpu_ratios)
-        found.append(f"Other work took {units.percent(busy)} of the machine. By processor time: {by_cpu}.")
+        found.append(f"Other work took {units.percent(share)} of the machine. By processor time: {by_cpu}.")
     foreign = [entry for entry in record.entries if entry.command]
     if foreign and not any(entry.images for entry in foreign):
         found.append("Steps are lines that the programs print, so these must mean the same amount of work.")

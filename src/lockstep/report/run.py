@@ -84,7 +84,7 @@ def attached_lines(run: RunView, summary: dict[str, Any], phases: dict[str, Any]
     hooks = float(summary.get("hook_seconds") or 0.0)
     if hooks and steps:
         share = hooks / float(summary["train_seconds"])
-        found.append(f"the hooks took about {units.duration(hooks / steps)} of a step ({units.percent(share)})")
+        found.append(f"the hooks took at least {units.duration(hooks / steps)} of a step ({units.percent(share)})")
     if mean["other"] > OTHER_WORTH * mean["total"] and not run.attached().get("loader"):
         found.append("other: no DataLoader was seen, so batches that the script makes by hand are in it")
     if not run.spec().plan.global_batch:

@@ -1,6 +1,7 @@
 """A study on a cluster: its runs are Slurm jobs, many at once, because each has its own nodes.
 
-Runs that ask for the same nodes and cores are tasks of one array: one entry in `squeue`, and one `scancel` ends them all.
+Runs that are handed in together and ask for the same nodes and cores are tasks of one array: one entry in `squeue`. More than a few dozen are not
+handed in at once: each has a folder, with a copy of the user's own data, and schedulers limit how many jobs a user may have.
 """
 
 from __future__ import annotations
@@ -8,24 +9,23 @@ from __future__ import annotations
 import platform
 import shutil
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from lockstep.errors import InputError, RunCancelled, RunFailed
 from lockstep.launch.ending import signals_as_interrupt
-from lockstep.launch.hang import HangWatch
 from lockstep.launch.slurm import launcher as slurm
 from lockstep.launch.slurm import script
-from lockstep.launch.slurm.job import LEAVE_S, RECORD, array_of, end
-from lockstep.launch.stall import Stalled, StallWatch
-from lockstep.run import DATA, ENDED, Run, Spec, read_json
+from lockstep.launch.slurm.job import RECORD, array_of, end
+from lockstep.launch.stall import Stalled
+from lockstep.run import CHECKPOINTS, DATA, ENDED, Run, Spec, read_json
 from lockstep.study.execute import begin, keep
 from lockstep.study.plan import Item
 from lockstep.study.session import Session
 
-# Schedulers limit how many jobs a user may have; the others wait here.
+# The others wait here.
 AT_ONCE = 32
 LOOK_S = 2.0
 
@@ -39,9 +39,7 @@ class Job:
     spec: Spec
     number: str
     began: float
-    stall: StallWatch
-    hang: HangWatch
-    left_since: float | None = field(default=None)
+    watch: slurm.JobWatch
 
 
 def run_jobs(session: Session, items: list[Item]) -> None:
@@ -89,7 +87,7 @@ def _adopt(session: Session, item: Item) -> Job | None:
 
 
 def _job(item: Item, run: Run, spec: Spec, number: str, began: float) -> Job:
-    return Job(item, run, spec, number, began, StallWatch(run, spec), HangWatch(run, spec))
+    return Job(item, run, spec, number, began, slurm.JobWatch(run, spec, number))
 
 
 @dataclass
@@ -139,17 +137,11 @@ def _hand_in(session: Session, batch: list[Begun]) -> list[Job]:
 
 def _ended(session: Session, job: Job) -> bool:
     """Whether the job is over; if so, record how it ended."""
-    now, state = time.monotonic(), slurm.state(job.number)
-    done = job.run.recorded_status()["state"] == "done"
-    if state.name == "COMPLETING" or (state.name == "UNREACHABLE" and done):
-        job.left_since = job.left_since or now
-    over = state.ended or (job.left_since is not None and now - job.left_since > LEAVE_S)
+    over = job.watch.ask()
     try:
         if over:
-            slurm.conclude(job.run, job.number, state)
-        elif state.name == "RUNNING":
-            job.stall.check(now)
-            job.hang.check(now)
+            slurm.conclude(job.run, job.number, job.watch.state)
+        job.watch.check()
     except Stalled as stalled:
         end(job.number)
         job.run.write_final_status("stalled", cause=stalled.cause, job=job.number, **stalled.named)
@@ -164,6 +156,8 @@ def _ended(session: Session, job: Job) -> bool:
 def _keep(session: Session, item: Item, run: Run, began: float, record: dict[str, Any]) -> bool:
     run.release_reserve()
     shutil.rmtree(run.folder / DATA, ignore_errors=True)
+    if record["state"] == "done":  # what it kept to give way, nobody goes on from
+        shutil.rmtree(run.folder / CHECKPOINTS, ignore_errors=True)
     account = {**msgspec.to_builtins(item), "run": run.id, "began": began, "ended": session.clock()}
     keep(session, session.step(item), account | record)
     return True

@@ -37,10 +37,9 @@ Listener = Callable[[Race], None]
 def budget_of(planned: Planned) -> float:
     """Seconds: at most half of what the study may take in all."""
     study = planned.study
-    if study.race_minutes is not None:
-        return 60.0 * study.race_minutes
     usual = max(LEAST_SECONDS, SECONDS_PER_RANK * sum(cell.placement.ranks for cell in racing(planned)))
-    return usual if study.budget_minutes is None else min(usual, 30.0 * study.budget_minutes)
+    asked = usual if study.race_minutes is None else 60.0 * study.race_minutes
+    return asked if study.budget_minutes is None else min(asked, 30.0 * study.budget_minutes)
 
 
 def racing(planned: Planned) -> list[Cell]:
@@ -165,7 +164,10 @@ def _before(folder: StudyFolder, planned: Planned, says: Callable[[str], None]) 
         read_windows(folder)
         if there and (there.cells, there.own, there.machine) == (here.cells, here.own, here.machine):
             return there
-        if there:
+        was, now = there.machine.get("cpu") if there else None, here.machine["cpu"]
+        if was not in (None, now):
+            says(f"the cells raced on {was}, and this is {now}: they race again")
+        elif there:
             says("the cells, the machine or its software have changed since they raced: they race again")
     except Damaged as error:
         says(f"{error}: the cells race again")

@@ -1,6 +1,7 @@
 """Leaving before the end, all ranks after the same step: a time limit, or a cluster that wants its nodes back.
 
 Ranks ask each other about twice a second. No rank can decide alone: the others would wait for it in their next exchange.
+It imports no torch by itself: the monitor beside a rank needs it too (launch/monitor.py).
 """
 
 from __future__ import annotations
@@ -9,12 +10,20 @@ import signal
 import time
 from typing import Any
 
-from lockstep.backends.group import reduce_max
-
 # About how long between two votes, and how many steps at most.
 VOTE_S, MOST_STEPS = 0.5, 20
 # Slurm sends the first when it ends a job or wants its nodes for another one, the second ahead of the job's time limit.
 ASKING = (signal.SIGTERM, signal.SIGUSR1)
+
+
+def hold_back() -> None:
+    """Leave what asks us to go pending, for us and the processes that we start: before its first step a rank can only die of it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
+
+
+def let_through() -> None:
+    """Take what was held back, and what comes from now on."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)
 
 
 class Leave(Exception):
@@ -34,12 +43,15 @@ class Votes:
         if gives_way:
             for number in ASKING:
                 signal.signal(number, self._hear)
+            let_through()
 
     def _hear(self, number: int, frame: Any) -> None:
         self._heard = True
 
     def stop(self, step: int) -> bool:
         """After a step: whether to stop. Collective, but not after every step."""
+        from lockstep.backends.group import reduce_max
+
         if not self._needed or step < self._next:
             return False
         now = time.monotonic()

@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 
-from lockstep.process import PARENT
 from lockstep.text import printable
 from lockstep.turns import guard
 from lockstep.turns.contender import ContenderFailed, Taken
@@ -45,7 +44,7 @@ class Command:
         try:
             self._guard = subprocess.Popen(
                 [sys.executable, "-P", guard.__file__, *self._argv],
-                env={**os.environ, PARENT: str(os.getpid()), "TERM": "dumb", "PYTHONUNBUFFERED": "1"},
+                env={**guard.environment(), "TERM": "dumb", "PYTHONUNBUFFERED": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=its_end,
                 stderr=its_end,

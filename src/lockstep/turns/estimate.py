@@ -19,6 +19,7 @@ from typing import Literal
 
 import msgspec
 
+from lockstep.machine import starving
 from lockstep.recipe import Positive, PositiveFloat
 from lockstep.shapes import Number, Spent
 from lockstep.statistics import t_p, t_quantile
@@ -65,6 +66,11 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
     def knows(self, clock: Clock) -> bool:
         return clock in ("wall", "cpu") or clock in self.phases
+
+
+def cores_had(windows: Sequence[Window]) -> float | None:
+    """The share of their cores that the contenders had in their windows; None where that is not known."""
+    return starving.had(starving.total(window.spent for window in windows if window.spent))
 
 
 class Ratio(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,8 +19,8 @@ from lockstep.placement import Placement
 from lockstep.reading import exists, is_file, read_records
 from lockstep.recipe import Recipe
 from lockstep.run import append_line, check_name, folder_error, read_struct, runs_root, write_atomic
-from lockstep.shapes import Number
-from lockstep.turns.estimate import Ratio, Window
+from lockstep.shapes import Number, Share
+from lockstep.turns.estimate import Ratio, Window, cores_had
 from lockstep.turns.race import Budget, Race
 
 FORMAT = 1
@@ -64,6 +64,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     cpu_ratios: list[Ratio] = []
     """By processor time: what is left of a difference where others took the processor."""
     failures: dict[str, str] = {}
+    cores_had: Share | None = None
+    """The share of their cores that the contenders had (machine/starving.py); None where it is not known: of foreign programs, and of old races."""
 
 
 class RaceFolder:
@@ -153,4 +155,5 @@ def state_of(race: Race, record: Record, over: bool) -> Record:
         ratios=race.ratios(),
         cpu_ratios=race.ratios("cpu"),
         failures=dict(race.failures),
+        cores_had=cores_had(race.windows),
     )

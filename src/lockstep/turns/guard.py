@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lockstep.process import die_with_parent, stat_fields
+from lockstep.errors import InputError
+from lockstep.process import PARENT, die_with_parent, stat_fields
 
 PROC = Path("/proc")
 TICKS_S = os.sysconf("SC_CLK_TCK")
@@ -29,6 +31,23 @@ class Process(NamedTuple):
     parent: int
     cpu: float
     """Seconds, those of children that have ended included."""
+
+
+def check(command: str, program: str) -> None:
+    """That there is such a program, said before any work."""
+    if shutil.which(program, path=_path()) is None:
+        raise InputError(f"{command}: cannot start '{program}': there is no such program; write the command after '--'")
+
+
+def environment() -> dict[str, str]:
+    """What a guard and its program are started with."""
+    return {**os.environ, "PATH": _path(), PARENT: str(os.getpid())}
+
+
+def _path() -> str:
+    """The user's, and behind it the folder of our own Python: torchrun is beside `.venv/bin/lockstep`, also where nothing is activated."""
+    users, ours = os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)
+    return f"{users}{os.pathsep}{ours}" if users else ours
 
 
 def descendants(root: int) -> list[Process]:

@@ -11,6 +11,7 @@ from lockstep.launch import spawn, torchrun
 from lockstep.launch.base import Start
 from lockstep.launch.emulated.network import Host, Network
 from lockstep.placement import ranks_per_host
+from lockstep.process import LINK
 from lockstep.run import Spec
 
 # Each emulated network is alone with itself, so all can use the same.
@@ -37,4 +38,5 @@ def starts(spec: Spec, folder: Path, network: Network) -> list[Start]:
 def _on(host: Host, start: Start) -> Start:
     # Over what the user's shell says: an interface of this machine does not exist on an emulated host.
     interfaces = {"GLOO_SOCKET_IFNAME": host.interface, "NCCL_SOCKET_IFNAME": host.interface}
-    return replace(start, argv=[*host.prefix, *start.argv], environment=start.environment | interfaces)
+    link = {} if host.link_process is None else {LINK: str(host.link_process)}
+    return replace(start, argv=[*host.prefix, *start.argv], environment=start.environment | interfaces | link)

@@ -45,6 +45,8 @@ class Host:
     namespace: str
     """A path that `nsenter --net=` takes."""
     interface: str = INTERFACE
+    link_process: int | None = None
+    """What carries its packets, where the kernel does not."""
 
     @property
     def prefix(self) -> list[str]:
@@ -109,7 +111,8 @@ def network(placement: Placement) -> Iterator[Network]:
         if kernel:
             _join_by_bridge(stack, hosts, plan.link)
         else:
-            _join_by_process(stack, hosts, plan.link)
+            process = _join_by_process(stack, hosts, plan.link)
+            hosts = tuple(replace(host, link_process=process) for host in hosts)
         for host in hosts:
             # No IPv6: a host has one address, and sends nothing on its own account.
             quiet = f"link set {INTERFACE} addrgenmode none txqueuelen 1000"
@@ -202,8 +205,8 @@ def _tbf(rate: int) -> str:
     return f"tbf rate {rate}bit burst {burst}b latency {QUEUE_S * 1e3:g}ms"
 
 
-def _join_by_process(stack: ExitStack, hosts: tuple[Host, ...], link: Link) -> None:
-    """The user-space link; it ends with us, whatever ends us."""
+def _join_by_process(stack: ExitStack, hosts: tuple[Host, ...], link: Link) -> int:
+    """The user-space link, by its process; it ends with us, whatever ends us."""
     if not Path("/dev/net/tun").exists():
         raise InputError(
             f"link={str(link)!r}: this kernel has neither netem nor TUN: 'modprobe sch_netem' or 'modprobe tun' adds one, "
@@ -224,6 +227,7 @@ def _join_by_process(stack: ExitStack, hosts: tuple[Host, ...], link: Link) -> N
     assert process.stdout is not None
     if process.stdout.readline() != b"up\n":
         raise InputError(f"link={str(link)!r}: the user-space link did not start: {_last_words(process)}")
+    return process.pid
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

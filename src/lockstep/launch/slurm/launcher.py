@@ -28,12 +28,13 @@ from lockstep.launch.slurm import script
 from lockstep.launch.slurm.job import LEAVE_S, LOOK_S, RECORD, JobState, cancel, end, state, submit, submit_array
 from lockstep.launch.stall import Stalled, StallWatch
 from lockstep.launch.supervise import PROGRESS_S, Progress, Reporter, supervise
-from lockstep.run import Run, Spec, folder_problem, read_json, writing
+from lockstep.run import QUEUE_AGAIN, Run, Spec, folder_problem, read_json, writing
 from lockstep.text import last_line
 from lockstep.units import counted
 
 __all__ = [
     "JobState",
+    "JobWatch",
     "cancel",
     "follow",
     "leave",
@@ -205,38 +206,58 @@ def _submit(run: Run, spec: Spec) -> str:
 
 def _watch(run: Run, spec: Spec, job: str, watch: FolderWatch, progress: Progress | None) -> JobState:
     """Until the job has ended. Progress comes from the run folder; Slurm is asked for what the folder cannot tell."""
-    began, next_look, leaving = time.monotonic(), 0.0, None
+    began, next_look = time.monotonic(), 0.0
     queue, report = _Queue(job, began, silent=progress is None), Reporter(run, spec, progress)
-    current, stall, hang = JobState("PENDING"), StallWatch(run, spec), HangWatch(run, spec)
+    watched = JobWatch(run, spec, job)
     while True:
         now = time.monotonic()
         if (problem := watch.problem()) is not None:
             raise problem
         if now >= next_look:
-            current = state(job)
-            done = run.recorded_status()["state"] == "done"
+            over, done = watched.ask(), run.recorded_status()["state"] == "done"
             next_look = time.monotonic() + (LOOK_S if done or now - began < SELDOM_AFTER_S else LOOK_SELDOM_S)
-            if current.name == "COMPLETING" or (current.name == "UNREACHABLE" and done):
-                leaving = leaving or now
-            # A job that gives way is ending for as long as its ranks write their checkpoint.
-            late = leaving is not None and now - leaving > LEAVE_S and (done or not spec.gives_way)
-            if current.ended or late:
+            if over:
                 break
-            if current.name in WAITING:
-                queue.mention(current)
-                leaving, stall, hang = (
-                    None,
-                    StallWatch(run, spec),
-                    HangWatch(run, spec),
-                )  # it may be waiting for another turn
-        if current.name not in WAITING:
+            if watched.state.name in WAITING:
+                queue.mention(watched.state)
+        if watched.state.name not in WAITING:
             report()
-        if current.name == "RUNNING":
-            stall.check(now)
-            hang.check(now)
+        watched.check()
         time.sleep(PROGRESS_S)
     report()
-    return current
+    return watched.state
+
+
+class JobWatch:
+    """One job from turn to turn: how it stands, whether it is over, and whether its ranks go on. For one run that is followed, and for a study's."""
+
+    def __init__(self, run: Run, spec: Spec, job: str) -> None:
+        self._run, self._spec, self._job = run, spec, job
+        self.state = JobState("PENDING")
+        """As of the last time that Slurm was asked."""
+        self._leaving_since: float | None = None
+        self._stall, self._hang = StallWatch(run, spec), HangWatch(run, spec)
+
+    def ask(self) -> bool:
+        """Ask Slurm how it stands. Whether it is over: ended, or for a long time about to be."""
+        now, self.state = time.monotonic(), state(self._job)
+        done = self._run.recorded_status()["state"] == "done"
+        if self.state.name != "RUNNING":  # when it runs again, ranks of an earlier turn are not those that stand still
+            self._stall, self._hang = StallWatch(self._run, self._spec), HangWatch(self._run, self._spec)
+        if self.state.name == "COMPLETING" or (self.state.name == "UNREACHABLE" and done):
+            self._leaving_since = self._leaving_since or now
+        else:  # it has had its turn, and waits for another one or is in it
+            self._leaving_since = None
+        late = self._leaving_since is not None and now - self._leaving_since > LEAVE_S
+        # A job that gives way is ending for as long as its ranks write their checkpoint.
+        return self.state.ended or (late and (done or not self._spec.gives_way))
+
+    def check(self) -> None:
+        """Raise Stalled where a rank gives no sign of life, or waiting cannot help."""
+        if self.state.name == "RUNNING":
+            now = time.monotonic()
+            self._stall.check(now)
+            self._hang.check(now)
 
 
 class _Queue:
@@ -303,6 +324,9 @@ def _cause(run: Run, job: str, ended: JobState) -> dict[str, Any]:
     problem = folder_problem(run.folder)
     if problem is not None:
         return {"cause": f"Slurm job {job} ended as {ended.name}: {problem}", **known}
+    if (run.folder / QUEUE_AGAIN).exists():
+        go_on = f"go on from its checkpoint: lockstep run --resume {run.id}"
+        return {"cause": f"Slurm job {job} gave way and did not come back ({_last_words(run)}): {go_on}", **known}
     return {"cause": f"Slurm job {job} {_without_account(run, ended)}", **known}
 
 

@@ -19,6 +19,10 @@ FLOOR, LOSS_FLOOR = 3e-3, 1e-4
 # In 16 bits, eight roundings.
 COARSE_FLOOR, COARSE_LOSS_FLOOR = 2.0**-5, 1e-2
 TIMES = 6.0
+# Where so much is allowed, a fault could be taken for rounding, and nothing is proven.
+TOO_MUCH = 0.5
+# But for gradients that are so much smaller than the others, entry by entry: they are rounding alone, as that of a bias before batch norm.
+NEGLIGIBLE = 1e-3
 # Rounding to 16 bits moves a gradient by less than this share of it.
 ROUNDED = 2.0**-7
 # A factor is told apart from noise (dropout) if it is at least this far from 1.
@@ -32,8 +36,8 @@ class Tolerance:
     """
 
     def __init__(self, one: Rank, twin: Rank) -> None:
-        coarse = is_coarse([one])
-        self._floor, self._loss_floor = (COARSE_FLOOR, COARSE_LOSS_FLOOR) if coarse else (FLOOR, LOSS_FLOOR)
+        self._coarse = is_coarse([one])
+        self._floor, self._loss_floor = (COARSE_FLOOR, COARSE_LOSS_FLOOR) if self._coarse else (FLOOR, LOSS_FLOOR)
         self._gradients: list[Array] = []
         self._updates: list[Array] = []
         self._losses: list[float] = []
@@ -61,6 +65,14 @@ class Tolerance:
         found = measured[at] if at < len(measured) and len(measured[at]) == count else np.zeros(count)
         return np.maximum(self._floor, TIMES * found)
 
+    def says_nothing(self, allowed: Array) -> Truths:
+        """For which parameters it is so large that it would pass a fault. In 16 bits, one ReLU at its kink moves the gradient of a whole layer:
+        there, it takes half of the parameters."""
+        found: Truths = allowed >= TOO_MUCH
+        if self._coarse and float(np.median(allowed)) < TOO_MUCH:
+            found = ~np.isfinite(allowed)
+        return found
+
     def share(self, at: int) -> float:
         """For the gradient as a whole."""
         measured = (
@@ -76,7 +88,7 @@ def gradient(steps: list[Step], one: Step, way: str, tolerance: Tolerance, at: i
     """The gradient that the ranks have after the exchange, against that of one process."""
     ours, right = steps[0].exchanged, one.exchanged
     away, allowed = distances(ours, right, one), tolerance.gradients(at, len(one.line.layout))
-    worst = int(np.argmax(away / allowed)) if len(away) else 0
+    worst = _worst(away, allowed)
     if len(away):
         note(
             "gradient against one process",
@@ -84,11 +96,48 @@ def gradient(steps: list[Step], one: Step, way: str, tolerance: Tolerance, at: i
             float(allowed[worst]),
             f"step {at + 1}, {steps[0].line.layout[worst].name}",
         )
+    if not np.isfinite(right).all():
+        text = f"the gradient of one process is not finite ({_listed(one, ~_finite(right, one))}): NaN never passes"
+        return Finding(at + 1, GRADIENT, "not finite", text, open=True)
     wrong = away > allowed
     if not wrong.any():
-        return None
+        blind = tolerance.says_nothing(allowed) & ((_sizes(right, one) > NEGLIGIBLE) | ~np.isfinite(allowed))
+        return _blind(allowed, blind, "gradient", one, at) if blind.any() else None
     key, text, is_open = _cause(steps, one, way, wrong, float(np.median(allowed)))
     return Finding(at + 1, GRADIENT, key, text, open=is_open)
+
+
+def _blind(allowed: Array, which: Truths, what: str, one: Step, at: int) -> Finding:
+    most = float(allowed[which].max()) / TIMES
+    how = f"changes by {most:.0%}, and {TIMES:.0f} times that is allowed" if np.isfinite(most) else "is not finite"
+    text = (
+        f"with weights that are a few roundings away, the {what} of one process {how} ({_listed(one, which)}): a fault could pass for "
+        "rounding; seed whatever is random, or take a smaller learning rate or fewer steps (--steps)"
+    )
+    return Finding(at + 1, GRADIENT if what == "gradient" else UPDATE, "rounding", text, open=True)
+
+
+def _worst(away: Array, allowed: Array) -> int:
+    """The parameter that is nearest to what is allowed, or beyond it."""
+    with np.errstate(invalid="ignore"):  # infinite, and anything allowed
+        return int(np.argmax(np.nan_to_num(away / allowed, nan=np.inf, posinf=np.inf))) if len(away) else 0
+
+
+def _finite(found: Array, step: Step) -> Truths:
+    return np.array([bool(np.isfinite(found[part]).all()) for part in step.slices])
+
+
+def _sizes(found: Array, step: Step) -> Array:
+    """For each parameter, the usual size of its entries beside that of all."""
+    whole = float(np.linalg.norm(found)) / max(1.0, np.sqrt(len(found))) or 1.0
+    return (
+        np.array([float(np.linalg.norm(found[part])) / np.sqrt(max(1, part.stop - part.start)) for part in step.slices])
+        / whole
+    )
+
+
+def _listed(step: Step, which: Truths) -> str:
+    return listed(list(names(step, which)))
 
 
 def _cause(steps: list[Step], one: Step, way: str, wrong: Truths, allowed: float) -> tuple[str, str, bool]:
@@ -145,7 +194,7 @@ def _cause(steps: list[Step], one: Step, way: str, wrong: Truths, allowed: float
         return "idle rank", f"rank {idle[0]} computes no gradient from its {steps[idle[0]].rows} samples", False
     size = float(np.linalg.norm(first.exchanged - one.exchanged) / (np.linalg.norm(one.exchanged) or 1.0))
     text = (
-        f"the ranks' gradients are {size:.2%} away from those of one process ({listed(list(names(first, wrong)))}), at the same weights and "
+        f"the ranks' gradients are {size:.2%} away from those of one process ({_listed(first, wrong)}), at the same weights and "
         "inputs: labels that differ, or a loss or a layer that depends on a rank's share of the batch"
     )
     return "gradient", text, False
@@ -160,17 +209,24 @@ def update(step: Step, one: Step, tolerance: Tolerance, at: int, note: Note) -> 
     away, allowed = distances(step.update, one.update, one), tolerance.updates(at, len(one.line.layout))
     if not len(away):
         return
-    worst = int(np.argmax(away / allowed))
+    worst = _worst(away, allowed)
     note(
         "update against one process",
         float(away[worst]),
         float(allowed[worst]),
         f"step {at + 1}, {step.line.layout[worst].name}",
     )
+    if not np.isfinite(one.update).all():
+        text = f"the update of one process is not finite ({_listed(one, ~_finite(one.update, one))}): NaN never passes"
+        yield Finding(at + 1, UPDATE, "not finite", text, open=True)
+        return
     wrong = away > allowed
     if not wrong.any():
+        # By the median: Adam makes steps of one size also of gradients that are rounding alone.
+        if float(np.median(allowed)) >= TOO_MUCH:
+            yield _blind(allowed, allowed >= TOO_MUCH, "update", one, at)
         return
-    named = listed(list(names(step, wrong)))
+    named = _listed(step, wrong)
     part = one.slices[worst]
     if not step.update[part].any() and one.update[part].any():
         yield Finding(

@@ -15,6 +15,11 @@ class Samples:
         self._many, self._one = many, one
         self._ranks = len(many)
 
+    def seen(self, at: int) -> bool:
+        """Whether the samples of this step (from 0) are known: a model may be called with what are no tensors."""
+        ranks = self._many if self._one is None else [*self._many, self._one]
+        return all(rank[at].inputs for rank in ranks)
+
     def finding(self, at: int) -> Finding | None:
         """What is wrong with the samples of this step (from 0), if anything is."""
         step = at + 1

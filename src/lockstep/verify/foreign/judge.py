@@ -8,11 +8,23 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from lockstep.units import counted
 from lockstep.verify.checks import Check, Worst
 from lockstep.verify.foreign.compared import Tolerance, gradient, update
 from lockstep.verify.foreign.data import Samples
 from lockstep.verify.foreign.exchange import exchanged, untouched
-from lockstep.verify.foreign.finding import BETWEEN, BUFFERS, CLIPPING, EXCHANGE, LOSS, RANKS, SETTINGS, START, Finding
+from lockstep.verify.foreign.finding import (
+    BATCH,
+    BETWEEN,
+    BUFFERS,
+    CLIPPING,
+    EXCHANGE,
+    LOSS,
+    RANKS,
+    SETTINGS,
+    START,
+    Finding,
+)
 from lockstep.verify.foreign.numbers import factor, listed
 from lockstep.verify.foreign.records import Rank, Step
 from lockstep.verify.foreign.shards import gathered, starts_alike
@@ -57,13 +69,13 @@ class Judge:
     def __init__(self, many: list[Rank], one: Rank | None, twin: Rank | None, why_alone: str = "") -> None:
         """`one`: None where the script cannot be run as one process, `why_alone`. `twin`: the one process, with weights a few roundings away."""
         self._unknown = any(step.line.unknown for rank in many for step in rank)
+        self._counts = [len(rank) for rank in many]
         if not self._unknown:
             many = gathered(many)
             one, twin = (each and gathered([each])[0] for each in (one, twin))
         self._many, self._one, self._why = many, one, why_alone
         self._world = len(many)
-        counts = [len(rank) for rank in many] + ([len(one)] if one is not None else [])
-        self._steps = min(counts)
+        self._steps = min(*self._counts, len(one)) if one is not None else min(self._counts)
         self._tolerance = Tolerance(one or [], twin or [])
         self._samples = Samples(many, one)
         self._worst: dict[str, Worst] = {}
@@ -84,7 +96,7 @@ class Judge:
         findings = list(self._findings())
         findings.sort(key=lambda each: (each.open, each.step, each.place))
         alarms = [each for each in findings if not each.open]
-        stop = min((each.step for each in findings if each.open), default=self._steps)
+        stop = min((each.step for each in findings if each.open), default=math.inf)
         # What comes after something open may be its consequence, unless it is among the ranks themselves.
         alarms = [each for each in alarms if each.step <= stop or each.place in _WITHIN]
         result = Verdict(SAME, "", alarms or findings, ranks=self._world, steps=self._steps)
@@ -102,8 +114,12 @@ class Judge:
         return result
 
     def _proven(self) -> str:
-        rows = {sum(rank[at].rows for rank in self._many) for at in range(self._steps)}
-        said = f", {max(rows)} samples a step" if rows != {0} else ""
+        rows = [sum(rank[at].rows for rank in self._many) for at in range(self._steps)]
+        said = f", {max(rows)} samples a step" if any(rows) else ""
+        unseen = sum(not self._samples.seen(at) for at in range(self._steps))
+        if unseen:
+            when = "" if unseen == self._steps else f" in {unseen} of them"
+            said += f"; the samples that they took were not seen{when}"
         return f"the same: in {self._steps} of {self._steps} steps {self._world} ranks compute what one process computes{said}"
 
     def _unseeded(self) -> str:
@@ -150,6 +166,19 @@ class Judge:
             yield from here
             # What follows a difference is compared no more: it starts from other weights. What ranks do among themselves still is.
             compare = compare and not here
+        yield from self._numbers_of_steps()
+
+    def _numbers_of_steps(self) -> Iterator[Finding]:
+        """All take as many steps as are asked for, or as the script has."""
+        counts, step = self._counts, self._steps + 1
+        short = counts.index(min(counts))
+        if max(counts) > counts[short]:
+            long = counts.index(max(counts))
+            text = f"rank {long} takes {counted(counts[long], 'step')}, and rank {short} takes {counts[short]}"
+            yield Finding(step, START, "steps", text)
+        elif self._one is not None and len(self._one) != counts[0]:
+            text = f"{self._world} ranks take {counted(counts[0], 'step')}, and one process takes {len(self._one)}"
+            yield Finding(step, BATCH, "steps", text)
 
     def _start(self) -> Iterator[Finding]:
         if not self._steps:
@@ -178,7 +207,7 @@ class Judge:
         one = self._one[at] if self._one is not None and compare else None
         where = f"step {at + 1}"
         found = self._samples.finding(at) if compare or self._one is None else None
-        if self._one is None or compare:
+        if (self._one is None or compare) and self._samples.seen(at):
             self._note("samples of every step", 1 if found else 0, 0, where if found else "")
         if found:
             yield found

@@ -20,7 +20,6 @@ from lockstep.inside.proof_files import OVER
 from lockstep.inside.site.sitecustomize import PROOF
 from lockstep.inside.witness import SETTINGS
 from lockstep.launch.ending import signals_as_interrupt
-from lockstep.process import PARENT
 from lockstep.reading import read_file
 from lockstep.turns import guard
 from lockstep.verify.foreign.records import Order, Rank, done, problem, read
@@ -71,7 +70,7 @@ def _run(argv: Sequence[str], folder: Path) -> int:
     """Its exit code; 0 where we have ended it, because all is there."""
     ours = str(Path(site.__file__).parent)
     paths = [ours, *([os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else [])]
-    environment = {**os.environ, PROOF: str(folder), "PYTHONPATH": os.pathsep.join(paths), PARENT: str(os.getpid())}
+    environment = {**guard.environment(), PROOF: str(folder), "PYTHONPATH": os.pathsep.join(paths)}
     words = [sys.executable, "-P", guard.__file__, *argv]
     with (folder / OUTPUT).open("wb") as output, signals_as_interrupt():
         process = subprocess.Popen(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from shutil import which
 
 import msgspec
 
-from lockstep.errors import InputError, RunFailed
+from lockstep.errors import RunFailed
+from lockstep.turns import guard
 from lockstep.verify.foreign import words
 from lockstep.verify.foreign.data import Samples
 from lockstep.verify.foreign.finding import ORDER_OF
@@ -36,8 +36,7 @@ def plan(argv: Sequence[str], batch: int | None = None, ranks: int | None = None
     """What would be run. Raises InputError."""
     of = words.ranks_of(argv, ranks)
     together, alone = (words.command(argv, count, of, batch) for count in (of, 1))
-    if which(argv[0]) is None:
-        raise InputError(f"verify: cannot start '{argv[0]}': there is no such program; write the command after '--'")
+    guard.check("verify", argv[0])
     return Planned(of, together, alone, stretches=batch is None)
 
 
