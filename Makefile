@@ -38,6 +38,7 @@ test: $(VENV)/.tools  ## Run the fast tests: all but those that need a compiler,
 test-all: $(VENV)/.tools $(VENV)/.docs $(VENV)/.ray  ## Run every test; CI runs this.
 	@bash .ci/packages slurm "slurmctld slurmd sbatch munged" "slurmctld slurmd slurm-client munge"
 	@bash .ci/packages browser "chromium" "chromium fonts-dejavu-core"
+	@bash .ci/packages shells "zsh fish" "zsh fish"
 	@bash .ci/packages latex "pdflatex" "texlive-latex-recommended lmodern"
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not alone' --durations=25
 	@$(BIN)/python tests/contending.py

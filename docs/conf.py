@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 project = "Lockstep"
 author = "the authors of Lockstep"
 release = re.search(r'^version = "(.+)"', (HERE.parent / "pyproject.toml").read_text(), re.MULTILINE)[1]  # type: ignore[index]
-extensions = ["myst_parser", "sphinx_click", "sphinx.ext.githubpages"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_click", "sphinx.ext.githubpages"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 html_theme = "furo"
 html_title = f"Lockstep {release}"

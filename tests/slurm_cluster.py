@@ -18,6 +18,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import pytest
+
+from lockstep.launch import mpirun
+
+with_mpich = pytest.mark.skipif(
+    mpirun.library_kind() != "mpich", reason="mpi4py with MPICH is not installed: pip install 'lockstep-bench[mpi]'"
+)
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "salloc", "scontrol", "scancel")
 _PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 _LIBC = ctypes.CDLL(None)

@@ -102,6 +102,18 @@ def test_cells_as_people_call_them(name: str, base: str, said: str, than: str) -
     assert [each.text for each in names([base, name], base)[name]] == [said, than]
 
 
+@pytest.mark.parametrize(
+    ("name", "base", "said"),
+    [
+        ("fused=true", "fused=auto", "Fused kernels train 1.5 times as fast as fused=auto"),
+        ("fused=false", "fused=auto", "PyTorch's own kernels train 1.5 times as fast as fused=auto"),
+        ("compile=true", "compile=false", "torch.compile trains 1.5 times as fast as no torch.compile"),
+    ],
+)
+def test_switches_as_people_call_them(name: str, base: str, said: str) -> None:
+    assert sentence(*names([base, name], base)[name], speed("more", 1.5, 1.4, 1.6), []) == said
+
+
 def test_cells_that_would_be_called_alike_keep_their_names() -> None:
     found = names(["ranks=1", "launcher=spawn ranks=2", "ranks=2"], "ranks=1")
     assert [who.text for who, _ in found.values()] == ["'launcher=spawn ranks=2'", "ranks=2"]
@@ -159,6 +171,10 @@ def test_runs_made_once_settle_nothing_and_a_race_of_them_would(tmp_path: Path) 
         "2 ranks with strategy ddp: not settled; in one run of each they trained 1.6 times as fast as 1 rank"
     )
     assert next_step(subject) == "lockstep race a b (settles which is faster, in a minute)"
+    subject.comparison["stability"]["starved"] = "a had 40% of its cores"
+    machine, doubted = answers(subject)
+    assert machine.verdict == "a had 40% of its cores"
+    assert doubted.verdict == f"Beside other work: {said.verdict}"
 
 
 def test_efficiency_only_where_cores_differ(tmp_path: Path) -> None:

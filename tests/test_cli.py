@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +22,7 @@ from lockstep.cli.commands import COMMANDS, call
 from lockstep.errors import InputError
 from lockstep.recipe import Recipe
 from lockstep.run import Run
-from support import SHORT, Cli
+from support import SHORT, Cli, wait_for
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = Path(__file__).parent / "golden"
@@ -99,6 +101,54 @@ def test_bash_completes_by_its_script(cli: Cli) -> None:
     assert tab("lockstep", "ve") == ["verify"]
     assert tab("lockstep", "run", "optimizer.l") == ["compopt -o nospace", "optimizer.lr="]
     assert tab("lockstep", "run", "ranks=2", "glob") == ["compopt -o nospace", "global_batch="]
+
+
+@pytest.mark.skipif(not shutil.which("fish"), reason="there is no fish: apt-get install fish")
+def test_fish_completes_by_its_script(cli: Cli) -> None:
+    cli.environment["PATH"] = f"{Path(cli.argv()[0]).parent}:{cli.environment['PATH']}"
+
+    def tab(line: str) -> list[str]:
+        press = f"lockstep completion fish | source; complete -C {shlex.quote(line)}"
+        argv = ["fish", "--no-config", "-c", press]
+        pressed = subprocess.run(argv, env=cli.environment, cwd=cli.folder, capture_output=True, text=True, check=True)
+        assert not pressed.stderr
+        return [found.partition("\t")[0] for found in pressed.stdout.splitlines()]
+
+    assert tab("lockstep ve") == ["verify"]
+    assert tab("lockstep run ranks=2 glob") == ["global_batch="]
+    assert "--plot" in tab("lockstep show --")
+
+
+@pytest.mark.skipif(not shutil.which("zsh"), reason="there is no zsh: apt-get install zsh")
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        ("lockstep ve", "lockstep verify "),
+        ("lockstep run optimizer.l", "lockstep run optimizer.lr="),
+        ("lockstep run ranks=2 glob", "lockstep run ranks=2 global_batch="),
+    ],
+)
+def test_zsh_completes_by_its_script(cli: Cli, typed: str, line: str) -> None:
+    """A real zsh at a terminal: Tab, then a key that writes down what the line has become."""
+    cli.environment["PATH"] = f"{Path(cli.argv()[0]).parent}:{cli.environment['PATH']}"
+    started = (
+        "autoload -Uz compinit; compinit -u -D; source <(lockstep completion zsh)\n"
+        "tell() { print -rn -- $BUFFER > line.part; mv line.part line }; zle -N tell; bindkey '^T' tell; : > ready\n"
+    )
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(cli.folder)
+        os.execvpe("zsh", ["zsh", "-f", "-i"], {**cli.environment, "TERM": "xterm"})
+    try:
+        os.write(terminal, started.encode())
+        wait_for(lambda: (cli.folder / "ready").exists(), what="zsh to know the script")
+        os.write(terminal, f"{typed}\t\x14".encode())
+        wait_for(lambda: (cli.folder / "line").exists(), what="the line")
+        assert (cli.folder / "line").read_text() == line
+    finally:
+        os.close(terminal)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def test_completion_knows_commands_and_keys(cli: Cli) -> None:

@@ -15,7 +15,7 @@ from lockstep.backends.costs import between, store
 from lockstep.backends.costs.cells import Cell
 from lockstep.launch.emulated import network as emulate
 from lockstep.placement import Placement
-from slurm_cluster import Cluster
+from slurm_cluster import Cluster, with_mpich
 from support import Cli, processes_of, wait_for
 
 SHORT = ("--quick", "--collective", "all_reduce", "--collective", "barrier", "--rounds", "1", "--max-bytes", "17064")
@@ -83,7 +83,7 @@ def test_torchrun_and_mpirun_of_one_host(cli: Cli) -> None:
 
 @pytest.mark.slow
 @pytest.mark.cold
-@pytest.mark.parametrize("by", ["srun", "torchrun"])
+@pytest.mark.parametrize("by", ["srun", "torchrun", pytest.param("mpirun", marks=with_mpich)])
 def test_in_an_allocation(on_cluster: Cli, by: str) -> None:
     words = ("hosts=2", "ranks=2", "threads=1", f"slurm.ranks_by={by}", *SHORT, "--json")
     result = subprocess.run(
@@ -96,6 +96,7 @@ def test_in_an_allocation(on_cluster: Cli, by: str) -> None:
     )
     document = measured(result)
     assert document["on"] == " on 2 hosts (Slurm)"
+    assert {cell["backend"] for cell in document["cells"]} == ({"gloo", "mpi"} if by == "mpirun" else {"gloo"})
     assert kept(on_cluster)[0].words == "hosts=2 ranks=2 launcher=slurm"
     assert not (on_cluster.folder / "runs").exists(), "the folder that the nodes shared is gone"
 

@@ -13,6 +13,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+import lockstep
 from lockstep.cli.commands import COMMANDS
 from lockstep.settings import all_keys
 from support import Cli
@@ -225,3 +226,4 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     pages = {path.stem for path in (ROOT / "docs").glob("*.md")}
     assert pages <= {path.stem for path in (tmp_path / "site").glob("*.html")}
     assert "--budget" in (tmp_path / "site" / "cli.html").read_text(), "the commands' own options"
+    assert all(f'id="lockstep.{name}"' in (tmp_path / "site" / "api.html").read_text() for name in lockstep.__all__)

@@ -23,6 +23,7 @@ from slurm_cluster import Cluster
 from support import Cli
 
 # Those of "extending" need the package that it writes, and those of the tutorial are carried out in full: tests of their own.
+README = ROOT / "README.md"
 ELSEWHERE_TESTED = ("extending.md", "tutorial.md")
 PAGES = [page for page in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]) if page.name not in ELSEWHERE_TESTED]
 
@@ -33,6 +34,9 @@ def typed(page: Path) -> list[Words]:
     """The command lines that stand by themselves, without the remark behind them. One with an ellipsis or a RUN is not whole."""
     found = re.findall(r"^ {4}(?:\$ )?lockstep ([^\n|>&]*)$", page.read_text(), flags=re.MULTILINE)
     found += re.findall(r"^\$ lockstep ([^\n|>&]*)$", page.read_text(), flags=re.MULTILINE)
+    if page == README:  # its commands are in tables
+        rows = re.findall(r"^\|.*", page.read_text(), flags=re.MULTILINE)
+        found += [line for row in rows for line in re.findall(r"`lockstep ([^`]*)`", row)]
     lines = [
         re.split(r"\s{2,}|\s# |…", line)[0].strip() for line in found if ",…" not in line and "--name …" not in line
     ]
@@ -107,7 +111,7 @@ def in_small(words: Words) -> Words:
     words = [word for word in words if word]
     ours = [f"{key}={value}" for key, value in SMALL.items() if not any(word.startswith(f"{key}=") for word in words)]
     match words[0]:
-        case "run" if "--resume" not in words and "train.py" not in words:
+        case "run" if not {"--resume", "train.py", "loop.py"} & set(words):
             words += ours if "loss=next-token" not in words else ["train_limit=256", "test_limit=64"]
             words += ["threads=1"] if "examples/slurm.toml" in words else []
         case "verify" if not rest:
@@ -120,7 +124,7 @@ def in_small(words: Words) -> Words:
                 words += ["--all", " ".join(ours)]
         case "tune":
             words += [*ours, "--budget", "15s"]
-        case "predict" if "last" not in words and "one" not in words:
+        case "predict" if not {"last", "one", "second"} & set(words):
             words += ours
         case "explain" if "--measure" in words:
             words += ["--seconds", "2"]
@@ -207,6 +211,10 @@ def scripts(page: Path) -> dict[str, str]:
     if page.name == "own-loop.md":
         text = (ROOT / "examples/own_loop.py").read_text()
         return {"train.py": text.replace("    words =", "    parser.add_argument('--width')\n    words =")}
+    if page == README:
+        own_loop = (ROOT / "examples/own_loop.py").read_text()
+        ddp = (ROOT / "tests/foreign/ddp.py").read_text()
+        return {"train.py": ddp, "loop.py": own_loop, "sets.py": "from own_data import stripes as load"}
     if page.name in ("attach.md", "predict.md"):
         return {"train.py": LOOP}
     if page.name == "race.md":
@@ -243,6 +251,8 @@ def carry_out(cli: Cli, page: Path, commands: list[Words]) -> None:
         (cli.folder / name).parent.mkdir(exist_ok=True)
         (cli.folder / name).write_text(text)
     for words in commands:
+        if page == README:  # its rows do not follow from each other
+            words = ["second" if word == "last" else word for word in words]
         done = cli(*in_small(words), timeout=300)
         codes = (0, 3) if words[0] == "preflight" else (0,)  # 3: it found something, on a machine that others use
         assert done.returncode in codes, (shlex.join(words), shlex.join(in_small(words)), done.stderr[-1500:])
@@ -254,7 +264,10 @@ def on_slurm(page: Path, words: Words) -> bool:
 
 
 def chosen(page: Path, slurm: bool) -> list[Words]:
-    return [words for words in typed(page) if on_slurm(page, words) == slurm and not not_here(words)]
+    """The README's commands are those of the pages; only what is on no other page is carried out for it."""
+    others = [words for other in WITH_COMMANDS if page == README != other for words in typed(other)]
+    found = [words for words in typed(page) if on_slurm(page, words) == slurm and not not_here(words)]
+    return [words for words in found if words not in others]
 
 
 @pytest.mark.slow

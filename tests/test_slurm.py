@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from lockstep.errors import InputError
-from lockstep.launch import mpirun, prepare
+from lockstep.launch import prepare
 from lockstep.launch.base import monitor_argv
 from lockstep.launch.slurm import launcher as slurm
 from lockstep.launch.slurm import script as slurm_script
@@ -33,7 +33,7 @@ from lockstep.resolve import resolve
 from lockstep.run import CHECKPOINTS, QUEUE_AGAIN, Run, Spec, list_runs, read_json, write_atomic
 from lockstep.settings import load
 from lockstep.training.checkpoint import checkpoints_in
-from slurm_cluster import Cluster
+from slurm_cluster import Cluster, with_mpich
 from support import SHORT, Cli, fill, processes_of, removed_from_under, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.cold]
@@ -183,9 +183,6 @@ def test_four_ranks_on_two_nodes_by_torchrun(on_cluster: Cli, alone: dict[str, A
     assert len(document["ranks"]) == 4
 
 
-@pytest.mark.skipif(
-    mpirun.library_kind() != "mpich", reason="mpi4py with MPICH is not installed: pip install 'lockstep-bench[mpi]'"
-)
 def test_quantization_aware_training_is_the_same_as_by_spawn(on_cluster: Cli) -> None:
     words = (*SHORT, "quantize=qat", "ranks=2", "backend=gloo", "strategy=ddp", "threads=1")
     here = on_cluster.run(*words, "launcher=spawn")
@@ -195,11 +192,30 @@ def test_quantization_aware_training_is_the_same_as_by_spawn(on_cluster: Cli) ->
     assert there["int8_accuracy"] == here["int8_accuracy"]
 
 
+@with_mpich
 def test_the_mpi_backend_through_pmi2(on_cluster: Cli, alone: dict[str, Any]) -> None:
     words = ("hosts=2", "ranks=2", "backend=mpi")
     assert_same_as_alone(on_cluster.run(*SHORT, *ON_SLURM, *words, "slurm.mpi=pmi2"), alone)
     message = on_cluster.error("run", *SHORT, *ON_SLURM, *words, "slurm.mpi=none", code=2)
     assert "the launcher started 2 ranks, but" in message, "never two worlds of one rank"
+
+
+@with_mpich
+def test_ranks_that_mpirun_starts_on_two_nodes(on_cluster: Cli, alone: dict[str, Any]) -> None:
+    words = ("hosts=2", "ranks=4", "backend=mpi", "slurm.ranks_by=mpirun")
+    document = on_cluster.run(*SHORT, *ON_SLURM, *words)
+    assert_same_as_alone(document, alone)
+    assert len(document["ranks"]) == 4
+    message = on_cluster.error("run", *SHORT, *ON_SLURM, *words, "slurm.mpi=pmi2", code=2)
+    assert "slurm.mpi=pmi2 is an option of srun" in message
+
+
+@with_mpich
+def test_a_rank_under_mpirun_that_is_killed_is_named(on_cluster: Cli) -> None:
+    process, run, _ = started(on_cluster, "hosts=2", "ranks=2", "slurm.ranks_by=mpirun", "backend=gloo")
+    os.kill(int(run.rank_statuses()[1]["pid"]), signal.SIGKILL)
+    last = end_of(process, run, code=3)
+    assert re.match(r"lockstep: run failed: rank 1 was killed by SIGKILL after step \d+", last), last
 
 
 def test_a_disk_that_fills_up_in_mid_run(on_cluster: Cli, small_disk: Path) -> None:

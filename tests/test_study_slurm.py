@@ -14,9 +14,10 @@ import pytest
 
 from lockstep.launch import prepare
 from lockstep.launch.slurm import launcher as slurm
-from lockstep.run import list_runs, read_json
+from lockstep.run import CHECKPOINTS, list_runs, read_json
 from lockstep.settings import load
 from lockstep.study import cluster as study_cluster
+from lockstep.study.plan import Item
 from slurm_cluster import Cluster
 from support import Cli, processes_of, wait_for
 
@@ -119,6 +120,22 @@ def test_ctrl_c_takes_all_jobs_back(cluster: Cluster, cli: Cli) -> None:
     assert {run.status()["state"] for run in list_runs(cli.runs)} == {"cancelled"}
     wait_for(lambda: cluster.idle() == 2, seconds=20, what="both nodes to be idle again")
     assert not processes_of(cli.runs)
+
+
+def test_a_job_that_went_on_leaves_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither its own nor those of the run that it went on from."""
+    words = ["data=embedded", "launcher=slurm", "threads=1"]
+    (earlier, _), (run, _) = (prepare(*load([], words), runs=tmp_path) for _ in range(2))
+    for each in (earlier, run):
+        (each.folder / CHECKPOINTS).mkdir()
+    item = Item(cell="a", repeat=1, seed=1, digest="d")
+    kept: list[dict[str, Any]] = []
+    monkeypatch.setattr(study_cluster, "keep", lambda session, step, record: kept.append(record))
+    session = SimpleNamespace(cut={"d": earlier}, clock=lambda: 1.0, step=lambda item: item)
+    assert study_cluster._keep(cast(Any, session), item, run, 0.0, {"state": "done", "job": "7"})
+    assert not [each.id for each in (earlier, run) if (each.folder / CHECKPOINTS).exists()]
+    assert [record.get("resumed") for record in kept] == [True]
+    assert not session.cut
 
 
 def test_a_job_that_gives_way_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,8 +68,8 @@ class Slurm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Time limit as Slurm writes it, for example 00:30:00."""
     gres: str | None = None
     """For example gpu:4."""
-    ranks_by: Literal["srun", "torchrun"] = "srun"
-    """Whether srun starts every rank, or one torchrun per host."""
+    ranks_by: Literal["srun", "torchrun", "mpirun"] = "srun"
+    """Whether srun starts every rank, or one torchrun per host, or mpirun of the job's first host."""
     mpi: str | None = None
     """srun's --mpi, for backend=mpi: pmi2 for MPICH, pmix for Open MPI."""
     directives: list[str] = []

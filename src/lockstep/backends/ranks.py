@@ -48,8 +48,8 @@ def environment_for(rank: Rank) -> dict[str, str]:
 
 def detect(placement: Placement, environment: Mapping[str, str] = os.environ) -> Rank:
     """This worker's rank; a world of another size than planned would compute something else, so it is refused."""
-    by_torchrun = placement.launcher == "slurm" and placement.slurm.ranks_by == "torchrun"
-    tables = (TORCHRUN,) if by_torchrun else TABLES.get(placement.launcher, ANY)
+    by = placement.slurm.ranks_by if placement.launcher == "slurm" else "srun"
+    tables = TABLES.get(placement.launcher if by == "srun" else by, ANY)
     for names in tables:
         if all(name in environment for name in names):
             rank = Rank(*(int(environment[name]) for name in names))

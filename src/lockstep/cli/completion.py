@@ -10,7 +10,16 @@ Examples:
   lockstep completion zsh >> ~/.zshrc
   lockstep completion fish > ~/.config/fish/completions/lockstep.fish
 """
-_ADDS = "COMPREPLY+=($value)"
+# A key is followed by its value, not by a space; and a description may have commas.
+_MENDED = {
+    "bash": ("COMPREPLY+=($value)", "COMPREPLY+=($value)\n            [[ $value == *= ]] && compopt -o nospace"),
+    "zsh": (
+        "compadd -U -V unsorted -a completions",
+        "local -a keys=(${(M)completions:#*=}) words=(${completions:#*=})\n"
+        "        compadd -U -V unsorted -S '' -a keys\n        compadd -U -V unsorted -a words",
+    ),
+    "fish": ('string split ","', 'string split --max 1 ","'),
+}
 
 
 @click.command("completion", epilog=EPILOG)
@@ -24,5 +33,4 @@ def command(shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None
     script = kind(cli, {}, "lockstep", "_LOCKSTEP_COMPLETE").source()
-    # In bash a key is followed by its value, not by a space.
-    click.echo(script.replace(_ADDS, f"{_ADDS}\n            [[ $value == *= ]] && compopt -o nospace"))
+    click.echo(script.replace(*_MENDED[shell]))

@@ -47,7 +47,8 @@ def there(
     """The backends to measure; one that was asked for by name must be there. Between hosts only those that work there are meant."""
     fitting = [name for name in BACKENDS if device == "cuda" or name != "nccl"]
     fitting = [name for name in fitting if where is None or works_at(name, where) is None]
-    if where and where.launcher == "slurm" and not where.slurm.mpi and not backends:
+    by_srun = where is not None and where.launcher == "slurm" and where.slurm.ranks_by == "srun"
+    if where and by_srun and not where.slurm.mpi and not backends:
         fitting = [name for name in fitting if name != "mpi"]  # which --mpi is right is not ours to guess
     fitting = [name for name in fitting if device == "cpu" or name in ("gloo", "nccl")]
     left_out: dict[str, str] = {}
@@ -67,9 +68,9 @@ def works_at(backend: str, where: Placement) -> str | None:
     """Why a backend does not work on these hosts, or with this launcher; None where it may."""
     if backend == "shm" and where.hosts > 1:
         return "it shares the memory of one host"
-    by_srun = where.launcher == "slurm" and where.slurm.ranks_by == "srun"
+    by_slurm = where.launcher == "slurm" and where.slurm.ranks_by != "torchrun"
     by_mpi = where.launcher in ("auto", "mpirun") and not where.emulated
-    if backend == "mpi" and not by_srun and not by_mpi:
+    if backend == "mpi" and not by_slurm and not by_mpi:
         return (
             f"it needs ranks that MPI started, not launcher={'spawn' if where.launcher == 'auto' else where.launcher}"
         )

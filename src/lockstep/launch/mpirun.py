@@ -1,4 +1,4 @@
-"""`mpirun`: Open MPI's or MPICH's own launcher, on this host. It starts a monitor per rank (launch/monitor.py).
+"""`mpirun`: Open MPI's or MPICH's own launcher, on this host or in a job of Slurm's. It starts a monitor per rank (launch/monitor.py).
 
 `python -m lockstep.launch.mpirun WORDS…` becomes the launcher that WORDS name, after asking the kernel to end it with us.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 from lockstep.errors import InputError
 from lockstep.launch.base import Start, default_environment, monitor_argv, thread_environment
 from lockstep.machine.cores import cores
-from lockstep.placement import Placement
+from lockstep.placement import Placement, ranks_per_host
 from lockstep.process import PARENT, die_with_parent
 from lockstep.run import Spec
 
@@ -57,6 +57,10 @@ def starts(spec: Spec, folder: Path, host_index: int) -> list[Start]:
 def command(mpi: Mpi, placement: Placement) -> list[str]:
     """mpirun and its options, without the program that it starts."""
     words = [mpi.program, "-n", str(placement.ranks)]
+    if placement.launcher == "slurm":  # it finds the nodes by itself, and they may have other cores than we have here
+        each = str(ranks_per_host(placement))
+        ways = ["-ppn", each, "-bind-to"] if mpi.kind == "mpich" else ["--map-by", f"ppr:{each}:node", "--bind-to"]
+        return [*words, *ways, "none"]
     bind = placement.pin and placement.device == "cpu" and mpirun_can_bind(placement)
     threads = placement.threads or 1
     if mpi.kind == "mpich":
@@ -83,7 +87,7 @@ def physical_cores() -> int:
 
 
 def fast_settings(mpi: Mpi) -> dict[str, str]:
-    """Open MPI tries every network first: over a second at each start, for ranks of one host that need none of them. With
+    """Within one host. Open MPI tries every network first: over a second at each start, for ranks of one host that need none of them. With
     the larger eager limit, gradients of a small net go in one piece. Only where the user has not chosen."""
     if mpi.kind != "openmpi":
         return {}
@@ -114,7 +118,8 @@ def choose(placement: Placement) -> Mpi:
         raise InputError(f"backend=mpi needs mpi4py, which is not installed: {HOW_TO_GET}")
     found = installed()
     if not found:
-        raise InputError(f"launcher=mpirun: there is no mpirun on this machine: {HOW_TO_GET}")
+        asked = "slurm.ranks_by=mpirun" if placement.launcher == "slurm" else "launcher=mpirun"
+        raise InputError(f"{asked}: there is no mpirun on this machine: {HOW_TO_GET}")
     wanted = placement.mpi if placement.mpi != "auto" else library_kind()
     matching = [mpi for mpi in found if mpi.kind == wanted]
     if matching:

@@ -55,6 +55,12 @@ def total(parts: Iterable[Spent]) -> Spent | None:
     )
 
 
+def link_seconds() -> float:
+    """Processor seconds of the user-space link between emulated hosts: what carries a training's bytes is no other work. 0 where there is none."""
+    pid = int(os.environ.get(LINK, 0))
+    return seconds_of(pid) if pid else 0.0
+
+
 class Meter:
     """What this process has spent since a moment. `first`: it is the one process of its machine that counts what the machine did.
 
@@ -64,7 +70,6 @@ class Meter:
 
     def __init__(self, first: bool) -> None:
         self._first = first
-        self._link = int(os.environ.get(LINK, 0)) if first else 0
         self._began = self._now()
 
     def read(self) -> Spent:
@@ -76,5 +81,5 @@ class Meter:
 
     def _now(self) -> tuple[float, ...]:
         machine = ticks()
-        helpers = children_seconds() + (seconds_of(self._link) if self._link else 0.0)
+        helpers = children_seconds() + (link_seconds() if self._first else 0.0)
         return process_time(), waited_seconds(), helpers, machine.busy / TICKS_S, machine.stolen / TICKS_S

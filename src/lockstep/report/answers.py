@@ -22,6 +22,8 @@ from lockstep.units import FEW, WIDE_POINTS, WIDE_RATIO, counted, digits
 Document = dict[str, Any]
 Way = Literal["more", "less", "same", "open"]
 ANSWER = "answer"
+# Begins what is said of times on a starved machine: it is true of that hour, and may not be of the contenders.
+BESIDE = "Beside other work: "
 # Ratios nearer to 1 than this are said in per cent.
 NEAR = 1.2
 # A difference of speed that is worth a reason.
@@ -258,7 +260,8 @@ def _cells(subject: Subject, document: Document) -> list[Said]:
         others = [figures[m] for m in aspects if m in figures and m not in common]
         if not speed and not others:
             continue  # what all have in common is said once, below
-        text = sentence(*spoken[name], speed, others)
+        beside = BESIDE if speed and document["stability"].get("starved") else ""
+        text = beside + sentence(*spoken[name], speed, others)
         told.append(
             Said(
                 ANSWER,

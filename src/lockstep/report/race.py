@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from lockstep import units
 from lockstep.machine import starving
-from lockstep.report.answers import ANSWER, Difference, Way, sentence
+from lockstep.report.answers import ANSWER, BESIDE, Difference, Way, sentence
 from lockstep.report.spoken import names
 from lockstep.report.views import (
     AnyChart,
@@ -124,10 +124,11 @@ def answers(record: Record, windows: Sequence[Window]) -> list[Said]:
         (ratio for ratio in record.ratios if ratio.effect is not None), key=lambda ratio: ratio.effect or 1.0
     )
     found = starved(windows)
+    beside = BESIDE if found else ""
     for ratio in ratios:
         command = any(entry.command for entry in record.entries if entry.name in (ratio.contender, baseline.name))
         text = sentence(*spoken[ratio.contender], _difference(ratio), [], "run" if command else "train")
-        found.append(Said(ANSWER, text, _why(ratio, record, windows) if ratio.verdict in ("faster", "slower") else ""))
+        found.append(Said(ANSWER, beside + text, _why(ratio, record, windows) if ratio.verdict in ("faster", "slower") else ""))
     if ratios:
         found[-1] = replace(found[-1], next=next_step(record))
     else:

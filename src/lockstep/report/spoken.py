@@ -48,7 +48,8 @@ class Name(NamedTuple):
     def begins(self) -> str:
         """At the beginning of a sentence. Names of things (gloo, adam) stay as they are."""
         first = self.text.partition(" ")[0]
-        ours = any(first == said.partition(" ")[0] for _, said in SAID.values() if said[0] != "{") and " " in self.text
+        said = [said for _, said in SAID.values() if said[0] != "{"] + [SWITCHES["fused"]["true"]]
+        ours = any(first == each.partition(" ")[0] for each in said) and " " in self.text
         return self.text[0].upper() + self.text[1:] if ours else self.text
 
 
@@ -103,4 +104,4 @@ def _plain(name: str) -> Name:
 
 
 def _several(text: str) -> bool:
-    return bool(re.match(r"(?!1 )\d[\d,]* (?:emulated )?\w*s\b", text))
+    return bool(re.match(r"(?!1 )\d[\d,]* (?:emulated )?\w*s\b|(fused|PyTorch's own) kernels\b", text))

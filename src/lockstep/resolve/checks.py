@@ -105,11 +105,11 @@ def _check_backend(placement: Placement) -> None:
         raise InputError("backend=nccl works on CUDA only: choose backend=gloo for device=cpu")
     if backend in ("mpi", "shm") and placement.device == "cuda":
         raise InputError(f"backend={backend} works on CPUs only: choose backend=nccl for device=cuda")
-    by_srun = placement.launcher == "slurm" and placement.slurm.ranks_by == "srun"
-    if backend == "mpi" and placement.launcher != "mpirun" and not by_srun:
+    by_slurm = placement.launcher == "slurm" and placement.slurm.ranks_by != "torchrun"
+    if backend == "mpi" and placement.launcher != "mpirun" and not by_slurm:
         raise InputError(
             f"backend=mpi needs ranks that MPI started, not launcher={placement.launcher}: choose launcher=mpirun, "
-            "or launcher=slurm with slurm.ranks_by=srun"
+            "or launcher=slurm with slurm.ranks_by=mpirun"
         )
     # PyTorch's PowerSGD waits for an exchange inside the callback of another, which these two carry out in one thread: it would hang.
     if placement.ddp.hook == "powersgd" and backend in ("shm", "mpi"):

@@ -20,8 +20,8 @@ from lockstep.launch.slurm import launcher as slurm
 from lockstep.launch.slurm import script
 from lockstep.launch.slurm.job import RECORD, array_of, end
 from lockstep.launch.stall import Stalled
-from lockstep.run import CHECKPOINTS, DATA, ENDED, Run, Spec, read_json
-from lockstep.study.execute import begin, keep
+from lockstep.run import DATA, ENDED, Run, Spec, read_json
+from lockstep.study.execute import begin, forget_checkpoints, keep
 from lockstep.study.plan import Item
 from lockstep.study.session import Session
 
@@ -156,8 +156,10 @@ def _ended(session: Session, job: Job) -> bool:
 def _keep(session: Session, item: Item, run: Run, began: float, record: dict[str, Any]) -> bool:
     run.release_reserve()
     shutil.rmtree(run.folder / DATA, ignore_errors=True)
-    if record["state"] == "done":  # what it kept to give way, nobody goes on from
-        shutil.rmtree(run.folder / CHECKPOINTS, ignore_errors=True)
     account = {**msgspec.to_builtins(item), "run": run.id, "began": began, "ended": session.clock()}
+    if item.digest in session.cut:
+        account["resumed"] = True
+    if record["state"] == "done":
+        forget_checkpoints(run, session.cut.pop(item.digest, None))
     keep(session, session.step(item), account | record)
     return True

@@ -178,7 +178,7 @@ def _one(session: Session, step: Step) -> None:
             record |= {"state": "done", **_overhead(run, began, ready, session.clock())}
             if parked:
                 record["beside"] = parked.found()
-        _forget_checkpoints(run, session.cut.pop(item.digest, None))
+        forget_checkpoints(run, session.cut.pop(item.digest, None))
     except RunCancelled:
         session.folder.log(record | {"state": "cut", "began": began, "ended": session.clock()})
         raise session.stopped() from None
@@ -212,7 +212,7 @@ def _again(session: Session, item: Item, error: str, run: Run | None) -> None:
     session.watcher.says(f"{item.cell}, seed {item.seed}: {how}: {error}")
 
 
-def _forget_checkpoints(*runs: Run | None) -> None:
+def forget_checkpoints(*runs: Run | None) -> None:
     """They were for a training that might be stopped. Studies keep no weights."""
     for run in runs:
         if run is not None:

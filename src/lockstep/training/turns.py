@@ -12,6 +12,7 @@ from time import perf_counter, process_time
 from lockstep.backends.group import reduce_max
 from lockstep.lines import Line
 from lockstep.machine.cpu import waited_seconds
+from lockstep.machine.starving import link_seconds
 from lockstep.measure.memory import MemoryMeter, TensorMeter
 from lockstep.measure.recorder import Recorder
 from lockstep.training.context import Context
@@ -37,6 +38,7 @@ class Turns:
         """`evaluate` tests the model on the first N samples, `kept_bytes` are those of tensors that last from step to step; of a script neither is known."""
         self._recorder, self._evaluate, self._kept_bytes = recorder, evaluate, kept_bytes
         self._device, plan = context.device, context.plan
+        self._first = context.rank.is_first
         self._whole = min(plan.global_batch, plan.train_samples)
         self._tested = plan.test_samples
         self._part = min(plan.test_samples, EVALUATED_BATCHES * context.placement.eval_batch * context.rank.world)
@@ -86,7 +88,7 @@ class Turns:
         self.pause()
         if self._samples:
             wall, cpu = self._spent
-            used, waited = process_time() - self._asked, waited_seconds() - self._waited
+            used, waited = self._used() - self._asked, waited_seconds() - self._waited
             phases = self._recorder.log.phase_seconds(self._row)
             tensors = self._tensors.close() if self._tensors else None
             self._tensors = None
@@ -103,6 +105,10 @@ class Turns:
             )
         self._samples, self._spent = 0, [0.0, 0.0]
 
+    def _used(self) -> float:
+        """Processor seconds that are ours, and so no other work; what carries the bytes of all ranks is counted by one of them."""
+        return process_time() + (link_seconds() if self._first else 0.0)
+
     def _await_order(self) -> None:
         """`lead` steps are not timed: ranks wake one after the other, and caches hold what others have left in them."""
         while (order := self._line.order()).get("look"):
@@ -110,7 +116,7 @@ class Turns:
         if not order:
             raise Parted
         self._lead, self._steps = order["lead"], order["steps"]
-        self._asked, self._waited = process_time(), waited_seconds()
+        self._asked, self._waited = self._used(), waited_seconds()
         self._counts = bool(order.get("tensors"))
 
     def _look(self) -> dict[str, float | None]:

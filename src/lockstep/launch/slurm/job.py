@@ -19,8 +19,8 @@ from lockstep.text import last_line
 
 RECORD, ARRAY = "job.json", "array.sbatch"
 LOOK_S = 0.5
-# A job whose ranks have ended may take a while to leave its nodes.
-LEAVE_S = 30.0
+# A job whose ranks have ended may take a while to leave its nodes; what does not go, Slurm kills after its KillWait, as a rule 30 s.
+LEAVE_S = 45.0
 COMMAND_S = 60.0
 
 ENDED = (

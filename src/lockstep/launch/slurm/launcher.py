@@ -325,7 +325,8 @@ def _cause(run: Run, job: str, ended: JobState) -> dict[str, Any]:
     if problem is not None:
         return {"cause": f"Slurm job {job} ended as {ended.name}: {problem}", **known}
     if (run.folder / QUEUE_AGAIN).exists():
-        go_on = f"go on from its checkpoint: lockstep run --resume {run.id}"
+        again = "the study's own command, with --retry-failed" if run.spec().part else f"lockstep run --resume {run.id}"
+        go_on = f"go on from its checkpoint: {again}"
         return {"cause": f"Slurm job {job} gave way and did not come back ({_last_words(run)}): {go_on}", **known}
     return {"cause": f"Slurm job {job} {_without_account(run, ended)}", **known}
 

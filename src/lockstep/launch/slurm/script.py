@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from lockstep.errors import InputError
+from lockstep.launch import mpirun
 from lockstep.launch.base import default_environment, monitor_argv, thread_environment
 from lockstep.placement import Placement, ranks_per_host
 from lockstep.process import PARENT
@@ -42,10 +43,13 @@ def check(placement: Placement) -> None:
     for line in placement.slurm.directives:
         if not line.startswith("-") or not line.isprintable():
             raise InputError(f"slurm.directives: {line!r} is not one sbatch option, for example --exclusive")
-    if placement.slurm.requeue and placement.slurm.ranks_by == "torchrun":
+    by = placement.slurm.ranks_by
+    if placement.slurm.requeue and by != "srun":
         raise InputError(
-            "slurm.requeue=true: torchrun ends its ranks before they can keep a checkpoint: slurm.ranks_by=srun"
+            f"slurm.requeue=true: {by} ends its ranks before they can keep a checkpoint: slurm.ranks_by=srun"
         )
+    if placement.slurm.mpi and by != "srun":
+        raise InputError(f"slurm.mpi={placement.slurm.mpi} is an option of srun: leave it out, or slurm.ranks_by=srun")
 
 
 def text(spec: Spec, folder: Path, worker: str | None = None) -> str:
@@ -62,14 +66,14 @@ def text(spec: Spec, folder: Path, worker: str | None = None) -> str:
     if worker:
         names = f'scontrol show hostnames "$SLURM_JOB_NODELIST" > {shlex.quote(str(folder / NODES))}'
         parts.append([names, f'echo "$SLURM_JOB_ID" > {shlex.quote(str(folder / GRANTED))}'])
-        return "\n\n".join("\n".join(part) for part in parts) + f"\nexec {_srun_short(spec, folder, worker)}\n"
+        return "\n\n".join("\n".join(part) for part in parts) + f"\nexec {_short_ranks(spec, folder, worker)}\n"
     parts.append(["# The job ends as its ranks end, and ranks that lost one of them are ended."])
-    srun = _srun(spec, folder)
-    end = _queued_again(srun, folder) if spec.gives_way else f"exec {srun}"
+    ranks = _ranks(spec, folder)
+    end = _queued_again(ranks, folder) if spec.gives_way else f"exec {ranks}"
     return "\n\n".join("\n".join(part) for part in parts) + f"\n{end}\n"
 
 
-def _queued_again(srun: str, folder: Path) -> str:
+def _queued_again(ranks: str, folder: Path) -> str:
     """Ahead of its time limit a job asks for another turn. What Slurm ends by itself, it queues again by itself."""
     mark = shlex.quote(str(folder / QUEUE_AGAIN))
     running = "scontrol -o show job \"$SLURM_JOB_ID\" | grep -q 'JobState=RUNNING '"
@@ -78,7 +82,7 @@ def _queued_again(srun: str, folder: Path) -> str:
             # Signs of life of an earlier turn would be taken for those of ranks that stand still.
             f"rm -f {mark} {shlex.quote(str(folder))}/ranks/*/status.json",
             "code=0",
-            f"{srun} || code=$?",
+            f"{ranks} || code=$?",
             f"if [ -e {mark} ] && {running}; then",
             '    scontrol requeue "$SLURM_JOB_ID"',
             "fi",
@@ -166,7 +170,12 @@ def _directive_path(path: Path) -> str:
 
 
 def _environment(spec: Spec) -> list[str]:
-    lines = [f"export {name}={value}" for name, value in thread_environment(spec.placement).items()]
+    variables = thread_environment(spec.placement)
+    if spec.placement.slurm.ranks_by == "mpirun":
+        variables |= mpirun.library_environment(mpirun.choose(spec.placement), spec.placement)
+        if spec.options.turns:  # the srun by which mpirun reaches the nodes cannot be told
+            variables["SLURM_OVERLAP"] = "1"
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     defaults = default_environment(spec.placement)
     if spec.placement.backend == "nccl":
         defaults["NCCL_DEBUG"] = "WARN"
@@ -185,9 +194,11 @@ _MEETING_POINT = [
 ]
 
 
-def _srun(spec: Spec, folder: Path) -> str:
+def _ranks(spec: Spec, folder: Path) -> str:
     """The command that starts the ranks. srun does not take over what sbatch was told, so it is told again."""
     placement = spec.placement
+    if placement.slurm.ranks_by == "mpirun":
+        return _mpirun(placement, monitor_argv(folder))
     by_torchrun = placement.slurm.ranks_by == "torchrun"
     tasks = placement.hosts if by_torchrun else placement.ranks
     # Each node writes its own tasks' files: a pipe to srun would be held open by whatever a task leaves behind.
@@ -206,9 +217,16 @@ def _srun(spec: Spec, folder: Path) -> str:
     return " \\\n    ".join(lines)
 
 
-def _srun_short(spec: Spec, folder: Path, worker: str) -> str:
+def _mpirun(placement: Placement, ranks: list[str]) -> str:
+    """mpirun on the job's first node, which reaches the others by Slurm."""
+    return " \\\n    ".join(shlex.join(words) for words in (mpirun.command(mpirun.choose(placement), placement), ranks))
+
+
+def _short_ranks(spec: Spec, folder: Path, worker: str) -> str:
     """A node that fails does not end the others, and what it says goes to whoever started us: it may not see our folder."""
     placement = spec.placement
+    if placement.slurm.ranks_by == "mpirun":
+        return _mpirun(placement, [sys.executable, "-m", worker, str(folder)])
     by_torchrun = placement.slurm.ranks_by == "torchrun"
     tasks = placement.hosts if by_torchrun else placement.ranks
     ways = [f"--ntasks={tasks}", "--distribution=block", "--kill-on-bad-exit=0", "--overlap", "--label"]
