@@ -13,12 +13,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from torch.utils.data import DataLoader, DistributedSampler
 
 from lockstep.attach.command import script_of
 from lockstep.dashboard import stopping
@@ -784,22 +786,51 @@ def test_usual_suspects_are_named(cli: Cli) -> None:
     assert "2 ranks x 8 threads" in findings["threads"]["verdict"]
 
 
+# Nanoseconds that a loader takes for its start, and again for its first batch.
+TOOK = 10**9
+
+
+class Idle(DataLoader):  # type: ignore[type-arg]
+    """Its workers are not started: they would take seconds."""
+
+    def __iter__(self) -> Any:
+        return iter([])
+
+
 class Loops:
     """What the hooks tell the suspects of loops over loaders: of training, or of evaluation."""
 
     def __init__(self) -> None:
-        self.clock = SimpleNamespace(steps=0, evaluating=False, thread=0, backwards=0, collectives=0)
+        self.clock = Clock(lambda *_: None, lambda *_: None)
         self.suspects = Suspects(self.clock, {})
         gc.callbacks.remove(self.suspects._collecting)
 
-    def over(self, loader: Any, evaluates: bool = False) -> None:
+    def over(
+        self, loader: Any, evaluates: bool = False, every: int = 1, then: Callable[[], None] = lambda: None
+    ) -> None:
+        """`every` so many batches, fetched together, are made use of; `then` comes after each time."""
         iterator = iter(loader)
-        self.suspects.loader_starts(loader, iterator, 0)
-        for _ in range(len(loader) + 1):
-            record = self.suspects.fetches(iterator)
-            if record is not None:
-                self.suspects.fetched(record, 0)
-            self.clock.steps, self.clock.evaluating = 1, evaluates
+        self.suspects.loader_starts(loader, iterator, TOOK)
+        for number in range(1, len(loader) + 1):
+            self._fetch(iterator)
+            if number % every == 0:
+                self.evaluate() if evaluates else self.learn()
+                then()
+        self._fetch(iterator)
+
+    def _fetch(self, iterator: Any) -> None:
+        record = self.suspects.fetches(iterator)
+        if record is not None and record["fresh"]:
+            self.suspects.fetched(record, TOOK)
+
+    def learn(self) -> None:
+        self.clock.backwards += 1
+        self.clock.work(OPTIMIZER)
+        self.clock.leave_optimizer(1)
+
+    def evaluate(self) -> None:
+        self.clock.evaluate(True)
+        self.clock.leave()
 
     def seen(self) -> dict[str, Any]:
         self.suspects.told()
@@ -808,8 +839,6 @@ class Loops:
 
 def test_passes_over_the_training_set_that_do_not_train_have_the_order_of_their_epoch() -> None:
     """As for the accuracy on its samples: set_epoch is called once an epoch, and is not missing."""
-    from torch.utils.data import DataLoader, DistributedSampler
-
     data = Numbers(range(64))
     loops, sampler = Loops(), DistributedSampler(data, 2, 0)
     loader = DataLoader(data, 8, sampler=sampler)
@@ -823,8 +852,6 @@ def test_passes_over_the_training_set_that_do_not_train_have_the_order_of_their_
 
 
 def test_a_loader_that_is_made_anew_in_every_epoch_is_one_and_that_of_the_evaluation_another() -> None:
-    from torch.utils.data import DataLoader
-
     data, test, loops = Numbers(range(64)), Numbers(range(64)), Loops()
     for _ in range(3):
         loops.over(DataLoader(data, 8, shuffle=True))
@@ -832,10 +859,62 @@ def test_a_loader_that_is_made_anew_in_every_epoch_is_one_and_that_of_the_evalua
     seen = loops.seen()
     assert (seen["loader"]["passes"], seen["loader"]["trained"], seen["loader"]["evaluated"]) == (3, 24, 0)
     assert [(each["passes"], each["evaluated"]) for each in seen["evaluated_by"]] == [(3, 24)]
-    # Its workers start anew with it, whatever else it is told.
-    seen["loader"] |= {"workers": 2, "persistent": True, "start_ns": 10**9}
-    (found,) = inflating.workers(SimpleNamespace(summary={"train_seconds": 4.0}), seen)  # type: ignore[arg-type]
-    assert found.next == "make the DataLoader once, before the first epoch, with persistent_workers=True"
+
+
+@pytest.mark.parametrize(
+    ("anew", "persistent", "next_"),
+    [
+        (True, False, "make the DataLoader once, before the first epoch, with persistent_workers=True"),
+        (True, True, "make the DataLoader once, before the first epoch, with persistent_workers=True"),
+        (False, False, "persistent_workers=True"),
+        (False, True, None),
+    ],
+)
+@pytest.mark.parametrize("peeks", [0, 2])
+def test_workers_that_start_anew_in_every_epoch_are_told_from_a_look_at_a_batch(
+    peeks: int, anew: bool, persistent: bool, next_: str | None
+) -> None:
+    data, loops = Numbers(range(64)), Loops()
+
+    def made() -> Any:
+        return Idle(data, 8, num_workers=1, persistent_workers=persistent)
+
+    for _ in range(peeks):
+        loops.suspects.loader_starts(loader := made(), loops, TOOK)
+        del loader
+    once = None if anew else made()
+    for _ in range(5):
+        loops.over(once or made())
+    seen = loops.seen()
+    found = list(inflating.workers(SimpleNamespace(summary={"train_seconds": 20.0}), seen))  # type: ignore[arg-type]
+    assert [each.next for each in found] == ([next_] if next_ else [])
+    if found:
+        assert (found[0].figures["starts"], found[0].figures["start_s"]) == (4, 8.0)
+
+
+def _padding(samples: int) -> Any:
+    """As rank 0 of 8 sees it."""
+    data = Numbers(range(samples))
+    return DataLoader(data, 2, sampler=DistributedSampler(data, 8, 0, shuffle=False))
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("has_loader", [True, False])
+def test_an_evaluation_in_the_middle_of_an_epoch_counts_no_batch_of_the_training(every: int, has_loader: bool) -> None:
+    """Also where batches are fetched before they are needed, as Transformers does where it accumulates."""
+    loops, training, evaluation = Loops(), _padding(63), _padding(59)
+    for _ in range(2):
+        loops.over(
+            training,
+            every=every,
+            then=(lambda: loops.over(evaluation, evaluates=True)) if has_loader else loops.evaluate,
+        )
+    seen = loops.seen()
+    assert (seen["loader"]["evaluated"], seen["loader"]["trained"]) == (0, 8 // every)
+    assert [each["evaluated"] for each in seen["evaluated_by"]] == ([4 * 8 // every] if has_loader else [])
+    evaluates = ["the evaluation counts 5 samples twice: its sampler pads"] if has_loader else []
+    told = [each.verdict for each in attached._learning(None, {**seen, "steps": 0})]  # type: ignore[arg-type]
+    assert told == ["an epoch has 1 sample twice: its sampler pads", *evaluates]
 
 
 def test_what_suspects_stumble_over_is_one_line_and_the_script_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
@@ -868,13 +947,36 @@ def test_a_model_that_is_gone_is_not_taken_for_another(capsys: pytest.CaptureFix
     assert modules._learners == {}
 
 
-def test_samples_that_training_and_evaluation_pad_are_two_findings() -> None:
-    def loader(evaluated: int) -> dict[str, Any]:
-        return {"padded": 1, "samples": 63, "shares": 2, "evaluated": evaluated}
+def test_each_model_in_a_module_has_its_own_size() -> None:
+    """Two of them, as a GAN has: a call of one costs the hooks what one has. In whichever order they are called."""
+    from torch import nn
 
-    found = list(attached._learning(None, {"loader": loader(0), "evaluated_by": [loader(8), loader(8)]}))  # type: ignore[arg-type]
-    assert [each.wrong for each in found] == [False, True]
-    assert found[1].verdict == "the evaluation counts 1 sample twice: its sampler pads"
+    for whole_first in (True, False):
+        loops = Loops()
+        modules = Modules(SimpleNamespace(clock=loops.clock, seen={}), loops.suspects)  # type: ignore[arg-type]
+        small, large = nn.DataParallel(nn.Linear(2, 2)), nn.DataParallel(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+        whole = nn.ModuleList([small, large])
+        for each in (whole, small) if whole_first else (small, whole):
+            modules._look(each)
+        sizes = {part: modules._learners[id(part)].size for part in (whole, small, small.module, large, large.module)}
+        assert sizes == {whole: 7, small: 2, small.module: 1, large: 4, large.module: 3}
+
+
+def test_every_loader_that_pads_is_a_finding() -> None:
+    def loader(evaluated: int, padded: int = 1) -> dict[str, Any]:
+        return {"padded": padded, "samples": 63, "shares": 2, "evaluated": evaluated}
+
+    def found(trains: dict[str, Any], *evaluate: dict[str, Any]) -> list[tuple[str, bool]]:
+        seen = {"loader": trains, "evaluated_by": list(evaluate)}
+        return [(each.verdict.partition(":")[0], each.wrong) for each in attached._learning(None, seen)]  # type: ignore[arg-type]
+
+    epoch, one, five = (
+        ("an epoch has 1 sample twice", False),
+        ("the evaluation counts 1 sample twice", True),
+        ("the evaluation counts 5 samples twice", True),
+    )
+    assert found(loader(0), loader(8), loader(8)) == [epoch, one]
+    assert found(both := loader(8), both, loader(8, padded=5)) == [one, five], "the training set is evaluated too"
 
 
 def test_nn_data_parallel_is_named(cli: Cli) -> None:

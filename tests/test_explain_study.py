@@ -58,6 +58,23 @@ def test_cells_that_were_not_timed_are_not_called_settings_that_were_not_run(tmp
     assert "only this setting was run" not in found.verdict
 
 
+def test_what_is_not_settled_needs_more_of_what_it_was_timed_by(tmp_path: Path) -> None:
+    """In a study, more time for its race, or more seeds of its trainings; beside other runs, those of both."""
+    study = Made(tmp_path / "raced", factors={"ranks": [1, 2]}, repeats=3)
+    study.race({"ranks=1": 100.0, "ranks=2": 80.0}, noise=0.3)
+    study.train({"ranks=1": [0.9, 0.91, 0.92]})
+    assert recommended(study).next == "more race_minutes in the study's file, and its own command again"
+    study = Made(tmp_path / "trained", factors={"global_batch": [24, 48]}, repeats=3)
+    study.train({"global_batch=24": [0.9, 0.91, 0.92]}, seconds=10.0)
+    study.train({"global_batch=48": [0.9, 0.91, 0.92]}, seconds=6.0)
+    assert recommended(study).next == "the study's own command again, with --repeats 6"
+    cells = of_study(study.folder, study.planned)
+    peers = [each.run for cell in cells for each in cell.done]
+    (found,) = recommend.answer(Evidence(trained(study), peers, cells=cells[:1]))
+    seed = max(run.spec().recipe.seed for run in peers)
+    assert found.next == f"repeat both with another seed: seed={seed + 1}", "the study has no other cell"
+
+
 def test_one_run_of_a_study_is_explained_beside_its_cells(tmp_path: Path, cli: Cli) -> None:
     study = made(cli.runs, one=100.0, two=60.0)
     run = trained(study)

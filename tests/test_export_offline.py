@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -72,7 +73,7 @@ def test_without_the_library_the_error_says_what_to_install(
 @pytest.mark.network
 @pytest.mark.timeout(600)
 def test_the_real_libraries_write_what_they_can_read(cli: Cli, tmp_path: Path) -> None:
-    site, out = tmp_path / "site", tmp_path / "out"
+    site, out = tmp_path / "site", tmp_path / "my out"
     call(sys.executable, "-m", "pip", "install", "-q", "--target", site, "wandb>=0.25", "trackio>=0.40", cwd=tmp_path)
     cli.environment |= {"PYTHONPATH": str(site), "TRACKIO_DIR": str(out / "trackio")}
     out.mkdir()
@@ -85,12 +86,15 @@ def test_the_real_libraries_write_what_they_can_read(cli: Cli, tmp_path: Path) -
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 
+    opens = {"wandb": f"{out}/wandb/wandb/offline-run-*", "trackio": f"TRACKIO_DIR={out}/trackio"}
     for tracker in ("wandb", "trackio"):
         for names in (("one", "two-one"), ("one",)):  # again: what is there is replaced, and the others stay
             done = cli("export", *names, "--format", tracker, "-o", str(out / tracker))
             assert done.returncode == 0, done.stderr
             assert "Traceback" not in done.stderr
             assert ("2 runs in" if len(names) == 2 else "1 run in") in done.stderr
+            assert done.stderr.splitlines()[-1].startswith("next: ")
+            assert opens[tracker] in shlex.split(done.stderr.splitlines()[-1]), "the folder's name has a blank"
 
     found = read(READ_WANDB)
     assert isinstance(found, dict)

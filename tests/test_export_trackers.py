@@ -118,7 +118,7 @@ def test_tensorboard_reads_the_settings_the_curves_and_the_results(tmp_path: Pat
         Chosen(made(runs, "two", ranks=2), "batch-size", "ranks=2"),
         Chosen(made(runs, "broken", state="failed", epochs=0)),
     ]
-    assert "3 runs" in tensorboard.write(chosen, board)
+    assert tensorboard.write(chosen, board) == (f"3 runs in {board}", f"tensorboard --logdir {board}")
     tensorboard.write(chosen, board)  # again: replaced, not doubled
 
     columns, sessions, reader = hparams(board)
@@ -168,13 +168,14 @@ def real_mlflow() -> Any:
 
 
 def test_mlflow_reads_settings_curves_labels_and_times(tmp_path: Path, real_mlflow: Any) -> None:
-    runs, store = tmp_path / "runs", tmp_path / "store"
+    runs, store = tmp_path / "runs", tmp_path / "my store"
     chosen = [
         Chosen(made(runs, "one", ranks=1), "batch-size", "ranks=1"),
         Chosen(made(runs, "broken", state="failed", epochs=1), "batch-size", "ranks=2"),
         Chosen(made(runs, "now", state="running", epochs=1)),
     ]
-    assert "3 runs" in mlflow.write(chosen, store)
+    command = f"mlflow ui --backend-store-uri 'sqlite:///{store}/mlflow.db'"
+    assert mlflow.write(chosen, store) == (f"3 runs in {store}", command)
     # Meanwhile one has gone on to its end; exported again, it is the same MLflow run, with what is new.
     shutil.rmtree(runs / "now")
     made(runs, "now")

@@ -690,6 +690,16 @@ def test_several_links_in_one_table(ready: Cli) -> None:
         "measured",
     ]
     assert "joined by 1gbit,1ms or by 10gbit,50us or by what was measured" in " ".join(table.stdout.split())
+    advice = [(one["link"], one["verdict"]["next"]) for one in found["links"]]
+    assert len({text for _, text in advice}) > 1
+    assert next_of(table) == [f"{link}: {text}" for link, text in advice], "of which link it is"
+    one_host = ready("predict", *WORDS, "--ranks", "2", "--link", "1gbit", "--link", "10gbit")
+    (same,) = next_of(one_host)
+    assert "gbit" not in same, "no link has a part in it"
+
+
+def next_of(result: subprocess.CompletedProcess[str]) -> list[str]:
+    return [line.removeprefix("next: ") for line in result.stderr.splitlines() if line.startswith("next: ")]
 
 
 def test_what_was_not_measured_between_hosts(ready: Cli) -> None:

@@ -95,6 +95,20 @@ def test_one_process_says_what_it_cannot_know() -> None:
     assert "fill this host" in " ".join(remarks(seen(placement=Placement(threads=2)), None))
 
 
+def test_the_steps_of_another_machine_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that was kept before it had its kind may be this machine's."""
+    here = "AMD EPYC (family 26, model 2)"
+    monkeypatch.setattr("lockstep.predict.attached.cpu_model", lambda: here)
+
+    def named(cpu: str) -> bool:
+        return f"The steps are those of another machine ({cpu}), the all-reduce is this one's ({here})." in remarks(
+            seen(cpu=cpu), None
+        )
+
+    others = "AMD EPYC (family 25, model 17)", "AMD EPYC 7763", "AMD"
+    assert [named(cpu) for cpu in (*others, "AMD EPYC", here, "")] == [True, True, True, False, False, False]
+
+
 def test_accumulation_adds_passes_and_no_exchange() -> None:
     once, twice = (predicted(seen(), 2, accumulation=count)[2] for count in (1, 2))
     assert twice["compute_ms"] == pytest.approx(2 * (35.0 - 3.0) + 3.0)

@@ -369,7 +369,9 @@ def test_windows_beside_a_training_count_where_they_had_their_cores(
         assert found == {"before": pytest.approx(0.002), "after": pytest.approx(0.002), "evaluation": 0.5}
 
 
-def test_a_race_goes_on_only_on_the_kind_of_machine_it_began_on_and_says_so(tmp_path: Path) -> None:
+def test_a_race_goes_on_only_on_the_kind_of_machine_it_began_on_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     study = Made(tmp_path, factors={"ranks": [1, 2]}, repeats=3)
     study.race({"ranks=1": 100.0, "ranks=2": 60.0})
     state = msgspec.to_builtins(timing.read(study.folder, study.planned).state)  # type: ignore[union-attr]
@@ -385,6 +387,11 @@ def test_a_race_goes_on_only_on_the_kind_of_machine_it_began_on_and_says_so(tmp_
     assert heard == [f"the cells raced on AMD EPYC (family 25, model 17), and this is {here['cpu']}: they race again"]
     assert not raced_on(here | {"torch": "1.0"})
     assert "its software" in heard[1]
+    # A race of before names had their kind: whether it is another processor is not known.
+    monkeypatch.setattr(racing, "cpu_model", lambda: "AMD EPYC (family 26, model 2)")
+    for was in ("AMD EPYC", "AMD EPYC (family 25, model 17)"):
+        assert not raced_on(here | {"cpu": was})
+    assert ["its software" in each for each in heard[2:]] == [True, False]
 
 
 def test_a_race_of_other_cells_says_nothing(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import re
+import shlex
 import struct
 import subprocess
 import sys
@@ -52,6 +53,8 @@ COMMANDS = (
 # What has no table.
 PLAN = "run data=embedded fused=false threads=1 ranks=2 micro_batch=16 optimizer.momentum=0.9 --dry-run --name planned"
 COPIED = r"^ *(next: )?lockstep |^\S+$"
+# Of an example, what is said of it stands below where it does not fit beside it.
+COPIED_FROM_HELP = r"^ *lockstep \S+( \S+)*$"
 COPIED_FROM_A_PLAN = rf"{COPIED}|^# run folder: | -m lockstep\."
 HELPED = ("", *LOCKSTEP, "study run", "study pack", "study unpack", "kernels bench", "lab check")
 # One interpreter calls them all, as the command line does: starting it is what takes the time. A race is drawn from its folder, as at its end.
@@ -124,6 +127,7 @@ def words(text: str) -> set[str]:
     [
         (f"export {IDS[0]} last -o runs.csv", f"lockstep report {IDS[0]} last (the same as a page)"),
         ("export last --format tensorboard -o board", "tensorboard --logdir board"),
+        ("export last --format tensorboard -o 'a board; mine'", "tensorboard --logdir 'a board; mine'"),
         (f"follow {IDS[1]}", f"lockstep report {IDS[1]} (curves and timeline as a page)"),
         ("comms --capabilities --ranks 3", "lockstep comms --ranks 3 --quick (what each of them costs)"),
     ],
@@ -134,7 +138,7 @@ def test_what_to_type_next_comes_last(
     monkeypatch.setattr("lockstep.comms.capabilities.try_all", lambda *_: [])  # of which each takes seconds
     monkeypatch.setenv("LOCKSTEP_RUNS", str(cli.runs))
     monkeypatch.chdir(cli.folder)
-    assert call(command.split()) == 0
+    assert call(shlex.split(command)) == 0
     assert capsys.readouterr().err.splitlines()[-1].removeprefix("next:").strip() == next_
 
 
@@ -143,7 +147,7 @@ def test_tables_fit_the_window_and_break_no_word(cli: Cli, unfolded: dict[str, s
     for name, text in in_a_terminal(cli, width).items():
         lines = text.splitlines()
         # What is to be copied stays whole: commands, and paths.
-        whole = COPIED_FROM_A_PLAN if name == PLAN else COPIED
+        whole = COPIED_FROM_A_PLAN if name == PLAN else COPIED_FROM_HELP if name.endswith("--help") else COPIED
         wide = [line for line in lines if len(line) > width and not re.search(whole, line)]
         assert not wide, f"{name} at {width} columns"
         assert words(text) <= words(unfolded[name] + "Left out at columns"), f"{name}: a word was broken"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -155,7 +156,10 @@ def test_ddp_counts_what_the_clock_counts(traced: Run) -> None:
 def test_all_ranks_in_one_file(module_cli: Cli, traced: Run) -> None:
     result = module_cli("export", "traced", "--format", "perfetto", "-o", "timeline.json")
     assert result.returncode == 0, result.stderr
-    assert "8 steps of 3 ranks" in result.stderr
+    assert result.stderr.splitlines() == [
+        "8 steps of 3 ranks in timeline.json",
+        "next: open it in https://ui.perfetto.dev or chrome://tracing",
+    ]
     content = json.loads((module_cli.folder / "timeline.json").read_text())
     names = {e["pid"]: e["args"]["name"] for e in content["traceEvents"] if e["name"] == "process_name"}
     assert names == {0: "rank 0", 1: "rank 1", 2: "rank 2"}
@@ -171,9 +175,13 @@ def test_all_ranks_in_one_file(module_cli: Cli, traced: Run) -> None:
 
 def test_kernels_for_hta(module_cli: Cli, traced: Run) -> None:
     """Computing and exchange as HTA knows them, with HTA's own definition of their overlap, counted here in tenths of a µs."""
-    result = module_cli("export", "traced", "--format", "hta", "-o", "hta")
+    result = module_cli("export", "traced", "--format", "hta", "-o", "for hta; mine")
     assert result.returncode == 0, result.stderr
-    files = sorted((module_cli.folder / "hta").iterdir())
+    done, next_ = result.stderr.splitlines()
+    assert done == "3 ranks in for hta; mine"
+    code = 'from hta.trace_analysis import TraceAnalysis; analysis = TraceAnalysis(trace_dir="for hta; mine")'
+    assert shlex.split(next_) == ["next:", "python", "-i", "-c", code]
+    files = sorted((module_cli.folder / "for hta; mine").iterdir())
     assert [json.loads(path.read_text())["distributedInfo"]["rank"] for path in files] == [0, 1, 2]
     busy, both = 0, 0
     for path in files:

@@ -98,6 +98,7 @@ def test_datasets_and_loaders_are_laid_down_as_arrays(
 SAMPLERS = (
     TORCH
     + "from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler; "
+    "Own = lambda pick, *given: type('Own', (BatchSampler,), {{'__iter__': pick}})(*given); "
     "d = TensorDataset(t(X + np.arange(6, dtype='uint8')[:, None, None, None]), t(Y)); "
     "return DataLoader(d, {}), DataLoader(d, 2, sampler=SubsetRandomSampler([5, 4]))"
 )
@@ -109,6 +110,8 @@ SAMPLERS = (
         ("2, sampler=SubsetRandomSampler([3, 0, 1])", [0, 1, 3]),
         ("batch_sampler=BatchSampler(SubsetRandomSampler([3, 1]), 2, True)", [1, 3]),
         ("batch_sampler=[[3, 0], [2]]", [0, 2, 3]),
+        ("batch_sampler=BatchSampler(range(6), 4, True)", [0, 1, 2, 3, 4, 5]),
+        ("batch_sampler=Own(lambda s: iter([[4, 2], [0]]), range(6), 2, False)", [0, 2, 4]),
         ("2, sampler=RandomSampler(d)", [0, 1, 2, 3, 4, 5]),
         ("2, sampler=DistributedSampler(d, 2, 0)", [0, 1, 2, 3, 4, 5]),
     ],
@@ -125,9 +128,10 @@ def test_the_samples_that_a_sampler_picks(tmp_path: Path, options: str, taken: l
         "2, sampler=WeightedRandomSampler([1.0] * 6, 6)",
         "2, sampler=RandomSampler(d, replacement=True)",
         "batch_sampler=[[3, 0], [3]]",
+        "batch_sampler=Own(lambda s: iter([[3, 3], [0, 1]]), range(6), 2, False)",
         "2, sampler=type('Part', (), dict(i=0, __iter__=lambda s: (setattr(s, 'i', s.i + 1), iter([s.i]))[1]))()",
     ],
-    ids=["weighted", "replacement", "twice", "other samples in every epoch"],
+    ids=["weighted", "replacement", "twice", "oversampled", "other samples in every epoch"],
 )
 def test_a_sampler_that_picks_no_set_of_samples_is_refused(tmp_path: Path, options: str) -> None:
     with pytest.raises(
@@ -137,14 +141,39 @@ def test_a_sampler_that_picks_no_set_of_samples_is_refused(tmp_path: Path, optio
     assert "\n" not in str(caught.value)
 
 
-def test_a_dataset_with_random_transforms_is_read_once_and_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+# Samples that are others each time, and a set of which each is always the same.
+CHANCE = (
+    TORCH + "R = type('R', (Items,), dict(__getitem__=lambda s, i: (np.random.rand(3), Y[i]))); "
+    "Walked = type('Walked', (R,), dict(__iter__=lambda s: map(s.__getitem__, range(6)))); "
+    "Stream = type('Stream', (IterableDataset,), dict(__len__=lambda s: 6, __iter__=lambda s: ((np.random.rand(3), y) for y in Y))); "
+    "same = Items(X[:, 0, 0, :3] / 2, Y); "
+    "f = lambda items: (np.stack([x for x, _ in items]), np.stack([y for _, y in items])); "
+    "masked = lambda items: (np.random.rand(len(items), 3), f(items)[1]); "
+)
+
+
+@pytest.mark.parametrize(
+    ("train", "said"),
+    [
+        ("R(X, Y)", True),
+        ("Walked(X, Y)", True),
+        ("DataLoader(R(X, Y), 2)", True),
+        ("DataLoader(R(X, Y), 2, collate_fn=f)", True),
+        ("DataLoader(R(X, Y), 2, sampler=[4, 1], collate_fn=f)", True),
+        ("DataLoader(same, 2, collate_fn=masked)", True),
+        ("DataLoader(same, 2, collate_fn=f)", False),
+        ("same", False),
+        ("Stream()", False),
+    ],
+)
+def test_random_transforms_are_frozen_and_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], train: str, said: bool
 ) -> None:
-    flipped = "R = type('R', (Items,), dict(__getitem__=lambda s, i: (np.random.rand(3), Y[i]))); return R(X, Y), Items(X[:, 0, 0, :3] / 2, Y)"
-    open_data(_write(tmp_path, flipped), scratch=tmp_path / "scratch")
-    assert [
-        line.count("train: a sample is another one each time") for line in capsys.readouterr().err.splitlines()
-    ] == [1]
+    """Of a Dataset, also one that can be iterated over, as Hugging Face's can, and of a collate_fn; not of what can only be iterated over."""
+    open_data(_write(tmp_path, f"{CHANCE}return {train}, same"), scratch=tmp_path / "scratch")
+    heard = capsys.readouterr().err
+    assert heard.count("train: a sample is another one each time it is read") == said
+    assert "test: " not in heard
 
 
 def test_bfloat16_which_numpy_does_not_have(tmp_path: Path) -> None:

@@ -75,10 +75,21 @@ elif KIND == "hook":
 lr = 0.1 * (world if FAULT == "lr scaled" and START == "1" else 1)
 if KIND == "optimizers":
     optimizers = [torch.optim.SGD(net[:3].parameters(), lr=lr, momentum=0.9), torch.optim.AdamW(net[4].parameters())]
-elif KIND in ("clip", "accumulation"):
+elif KIND in ("clip", "accumulation", "amp-adam"):
     optimizers = [torch.optim.Adam(net.parameters(), lr=lr / 10)]
 else:
     optimizers = [torch.optim.SGD(net.parameters(), lr=lr, momentum=0.95 if planted("momentum") else 0.9)]
+if FAULT in ("updates too large", "no update"):  # what an optimizer of one's own can do wrong
+
+    def wrong(*_):
+        with torch.no_grad():
+            if planted("updates too large"):
+                net[2].weight.add_(0.5 * (net[2].weight - held["weight"]))
+            if planted("no update"):
+                net[2].weight.copy_(held["weight"])
+
+    optimizers[0].register_step_pre_hook(lambda *_: held.update(weight=net[2].weight.detach().clone()))
+    optimizers[0].register_step_post_hook(wrong)
 schedulers = [torch.optim.lr_scheduler.ExponentialLR(each, 0.9) for each in optimizers]
 
 data = TensorDataset(x, y, torch.arange(samples))
@@ -112,7 +123,7 @@ for epoch in range(EPOCHS):
             a, b = x[pick], y[pick]
         silent = not last if not planted("exchanges the first pass alone") else last
         with model.no_sync() if silent or planted("no_sync left on") else nullcontext():
-            with torch.autocast("cpu", dtype=torch.bfloat16) if KIND == "amp" else nullcontext():
+            with torch.autocast("cpu", dtype=torch.bfloat16) if KIND.startswith("amp") else nullcontext():
                 out = model(a)
                 loss = F.cross_entropy(out, b, reduction="sum" if FAULT == "loss summed" else "mean")
             if KIND == "uneven" and not planted("last batch by rank"):

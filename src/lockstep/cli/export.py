@@ -16,6 +16,7 @@ from lockstep.units import counted
 
 if TYPE_CHECKING:
     from lockstep.export.facts import Chosen
+    from lockstep.export.writers import Store
 
 FOLDERS = ("mlflow", "tensorboard", "wandb", "trackio", "hta")
 # The timeline of one run (docs/timeline.md).
@@ -81,21 +82,25 @@ def command(names: tuple[str, ...], output: Path, what: str, form: str | None, r
             note(f"{counted(len(rows), 'row')} in {output}")
             next_step(f"lockstep report {shlex.join(names)}{place(runs)} (the same as a page)")
         else:
-            done, _, how = _write_store(table, found, output).rpartition("; ")
-            note(done)
-            next_step(how.rpartition(" with: ")[2])
+            store = _write_store(table, found, output)
+            note(store.done)
+            next_step(store.next)
 
 
-def _write_store(form: str, found: list[Chosen], output: Path) -> str:
-    """What another tool opens; returns how to open it."""
+def _write_store(form: str, found: list[Chosen], output: Path) -> Store:
     from lockstep.export import mlflow, perfetto, tensorboard, trackio, wandb
 
     given = click.get_current_context().get_parameter_source("what")
     if given is click.core.ParameterSource.COMMANDLINE:
         raise InputError(f"--what chooses the rows of a table, and --format {form} writes none: leave it out")
     if form not in TIMELINES:
-        trackers = {"mlflow": mlflow, "tensorboard": tensorboard, "wandb": wandb, "trackio": trackio}
-        return str(trackers[form].write(found, output))
+        trackers = {
+            "mlflow": mlflow.write,
+            "tensorboard": tensorboard.write,
+            "wandb": wandb.write,
+            "trackio": trackio.write,
+        }
+        return trackers[form](found, output)
     if len(found) != 1:
         raise InputError(f"--format {form}: a timeline is of one run, and these are {len(found)}; name one")
     return {"perfetto": perfetto.write, "hta": perfetto.write_for_hta}[form](found[0].run, output)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from lockstep.cli.options import SECONDS, data_root_option, json_option
 from lockstep.cli.output import check_output, console, next_step, note, print_json, print_table, styled, writing
 from lockstep.errors import InputError, RunFailed
-from lockstep.reading import is_dir, is_file
-from lockstep.text import printable
 from lockstep.units import counted
 
 if TYPE_CHECKING:
     from lockstep.lab.folder import LabFolder
-    from lockstep.lab.grade import Graded
+    from lockstep.lab.graded import Graded
 
 COLOURS = {"right": "green", "wrong": "red", "missing": "red", "by hand": "yellow", "not settled": "yellow"}
 EPILOG = """\b
@@ -235,18 +233,20 @@ def check(
     """Grade what was handed in, from its records: nothing that a student states is believed."""
     from lockstep.lab import definition
     from lockstep.lab.copies import find_copies
-    from lockstep.lab.grade import ungradable
-    from lockstep.lab.pages import write
+    from lockstep.lab.given import check_there, graded_as_given
+    from lockstep.lab.graded import ungradable
+    from lockstep.lab.pages import document, write
     from lockstep.report.progress import StatusLine
 
+    check_there(submissions)
     if output:
         check_output(output, folder=True)
-    lab = definition.read(definition.find(name)) if name else None
+    lab = definition.read_template(definition.find(name)) if name else None
     everyone: list[Graded] = []
     with StatusLine() as line:
         for path in submissions:
             try:
-                everyone.append(_graded(path, name, data_root, line.show, 0.0 if no_race else race))
+                everyone.append(graded_as_given(path, name, data_root, line.show, 0.0 if no_race else race))
             except Exception as error:
                 if len(submissions) == 1 and not output:
                     raise
@@ -257,7 +257,7 @@ def check(
         with writing(output):
             table = write(everyone, output)
     if as_json:
-        print_json([_document(graded) for graded in everyone])
+        print_json([document(graded) for graded in everyone])
     else:
         _print(everyone)
     if output:
@@ -271,78 +271,10 @@ def check(
         )
 
 
-def _graded(path: Path, name: str | None, data_root: str | None, tell: Any, race_s: float) -> Graded:
-    from tempfile import TemporaryDirectory
-
-    from lockstep.lab import definition
-    from lockstep.lab.grade import grade
-    from lockstep.lab.hand_in import hand_in as pack
-    from lockstep.lab.hand_in import is_unpacked, manifest_of, pack_again
-
-    if is_dir(path) and is_unpacked(path):
-        with TemporaryDirectory(prefix="lockstep-lab-") as place:
-            file = Path(place) / "unpacked.lab.zip"
-            pack_again(path, file)
-            try:
-                graded = _graded(file, name, data_root, tell, race_s)
-            except InputError as error:
-                raise InputError(str(error).replace(str(file), str(path))) from None
-            graded.file = str(path)
-            return graded
-    if is_dir(path):
-        lab = _open(path)
-        its_own = not name and not _is_builtin(lab.lab.name)
-        template = path if its_own else definition.find(name or lab.lab.name)
-        with TemporaryDirectory(prefix="lockstep-lab-") as place:
-            file = Path(place) / "folder.lab.zip"
-            pack(lab, file, lab.student or "you", close=False)
-            graded = grade(file, definition.read(template), template, data_root, tell, race_s, handed_in=False)
-            if its_own:
-                graded.notes.append(
-                    f"graded by the lab.toml in {path}, as its student has it: --lab FOLDER grades by yours"
-                )
-            return graded
-    stated = name or manifest_of(path).lab
-    if not name and not _is_builtin(stated):  # it may be the path of a lab.toml that the student has written
-        raise InputError(
-            f"{path}: lab '{printable(stated)[:60]}' does not come with Lockstep: name its folder, --lab FOLDER"
-        )
-    template = definition.find(stated)
-    return grade(path, definition.read(template), template, data_root, tell, race_s)
-
-
-def _is_builtin(name: str) -> bool:
-    from lockstep.lab.definition import BUILTIN, FILE
-
-    return "/" not in name and is_file(BUILTIN / name / FILE)
-
-
 def _open(folder: Path) -> LabFolder:
     from lockstep.lab.folder import LabFolder
 
     return LabFolder(folder)
-
-
-def _document(graded: Graded) -> dict[str, Any]:
-    from lockstep.lab.pages import gradescope
-
-    return {
-        "student": graded.student,
-        "file": graded.file,
-        "lab": graded.lab,
-        "right": graded.right,
-        "points": graded.points,
-        "of": graded.of,
-        "by_hand": graded.by_hand,
-        "flags": graded.flags,
-        "notes": graded.notes,
-        "marks": [
-            {"task": mark.task, "outcome": mark.outcome, "points": mark.points, "of": mark.of, "lines": mark.lines}
-            for mark in graded.marks
-        ],
-        "gradescope": gradescope(graded),
-        "seconds": graded.seconds,
-    }
 
 
 def _print(everyone: list[Graded]) -> None:

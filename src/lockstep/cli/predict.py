@@ -231,12 +231,13 @@ def _print(found: dict[str, Any]) -> None:
         out.print(text, soft_wrap=True)
     if found["replay"]:
         _print_replay(found["replay"], several=bool(links))
-    for one in links or [found]:
-        before = f"{one['link']}: " if links else ""
-        out.print(styled((before + one["verdict"]["text"], "bold")), soft_wrap=True)
-    for text in dict.fromkeys(one["verdict"]["next"] for one in links or [found]):
-        if text:  # advice in words, which may be folded
-            note(f"next: {text}")
+    verdicts = {f"{one['link']}: " if links else "": one["verdict"] for one in links or [found]}
+    for link, verdict in verdicts.items():
+        out.print(styled((link + verdict["text"], "bold")), soft_wrap=True)
+    differ = len({verdict["next"] for verdict in verdicts.values()}) > 1
+    advice = [(link if differ else "") + verdict["next"] for link, verdict in verdicts.items() if verdict["next"]]
+    for text in dict.fromkeys(advice):  # in words, which may be folded
+        note(f"next: {text}")
 
 
 def _print_rows(rows: list[dict[str, Any]], bounds: str, several: bool) -> None:

@@ -6,7 +6,7 @@ torch is not imported here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ _MORE = ("classes", "class_weights")
 _WANTED = "a mapping or a tuple (train_images, train_labels, test_images, test_labels), or (train, test), two Datasets"
 # In a mapping of one sample's arrays, as Hugging Face has them.
 TARGET = "labels"
-# So many samples of a Dataset are read once more, to see whether they are the same.
+# So many samples of a Dataset are read twice more, to see whether they are the same.
 READ_AGAIN = 8
 
 
@@ -84,19 +84,24 @@ def _read(value: Any, label: str, logger: Logger) -> Split:
             "what its batch_size, shuffle and the sampler's order said"
         )
         picked, collate = _picked(value, label), value.collate_fn
-        if not str(getattr(collate, "__module__", "")).startswith("torch.utils.data"):
-            # Of all samples at once, so that what it pads has one length.
-            return _split(
-                _called(
-                    lambda: collate(list(islice(_items(picked, label), _length(picked, label)))),
-                    f"{label}: collate_fn",
-                ),
-                label,
-            )
-        return _stacked(picked, label, logger)
+        if _is_torchs(collate):
+            return _stacked(picked, label, logger)
+
+        def collated(items: list[Any]) -> Split:
+            return _split(_called(lambda: collate(items), f"{label}: collate_fn"), label)
+
+        # Of all samples at once, so that what it pads has one length.
+        found = collated(list(islice(_items(picked, label), _length(picked, label))))
+        _warn_of_chance(picked, lambda items: [collated(items)], label, logger)
+        return found
     if isinstance(value, tuple | list | Mapping) or _is_array(value):
         return _split(value, label)
     return _stacked(value, label, logger)
+
+
+def _is_torchs(thing: Any) -> bool:
+    """A function or a class of PyTorch's loaders, not one of the user's own."""
+    return str(getattr(thing, "__module__", "")).startswith("torch.utils.data")
 
 
 class _Picked:
@@ -115,8 +120,9 @@ class _Picked:
 def _picked(loader: Any, label: str) -> Any:
     """The samples of a DataLoader's dataset that its sampler hands out in an epoch, in the dataset's order."""
     dataset, sampler, batches = loader.dataset, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)
-    if batches is not None and loader.batch_size is None:  # one of the user's own
-        sampler = getattr(batches, "sampler", batches)
+    if batches is not None and loader.batch_size is None:
+        # PyTorch's own may drop the last batch, and is no choice. One of the user's own may choose, whatever sampler it has.
+        sampler = batches.sampler if _is_torchs(type(batches)) else batches
     # A DistributedSampler's share is not a choice: Lockstep gives every rank its own.
     if sampler is None or hasattr(sampler, "num_replicas"):
         return dataset
@@ -183,27 +189,25 @@ def _stacked(dataset: Any, label: str, logger: Logger) -> Split:
         raise InputError(f"{label} has the length {count:,} and gave {number + 1:,} samples")
     if not arrays:
         raise InputError(f"{label} is empty")
-    if _is_random(dataset, arrays, label):
+    _warn_of_chance(dataset, lambda items: [_split(item, label, sample=True) for item in items], label, logger)
+    return Split(list(arrays[:-1]), keys, arrays[-1])
+
+
+def _warn_of_chance(dataset: Any, taken: Callable[[list[Any]], list[Split]], label: str, logger: Logger) -> None:
+    """Where the first samples are others each time they are read. One alone would not do: a flip leaves every second one as it is."""
+    first = range(min(READ_AGAIN, len(dataset)))
+    try:
+        once, again = (
+            [_plain(value, label).tobytes() for one in taken(items) for value in (*one.inputs, one.targets)]
+            for items in ([dataset[number] for number in first] for _ in range(2))
+        )
+    except Exception:  # it is not read by number, or once alone; another pass of an iterable could begin a download
+        return
+    if once != again:
         logger.warning(
             f"{label}: a sample is another one each time it is read: a random transform is frozen, since each sample is read once; leave it "
             "out and set augment"
         )
-    return Split(list(arrays[:-1]), keys, arrays[-1])
-
-
-def _is_random(dataset: Any, arrays: Sequence[Array], label: str) -> bool:
-    """Whether the first samples are others when they are read again. One alone would not do: a flip leaves every second one as it is."""
-    if hasattr(dataset, "__iter__"):  # it may begin a download, or have only one pass
-        return False
-    for number in range(min(READ_AGAIN, len(arrays[0]))):
-        try:
-            one = _split(dataset[number], label, sample=True)
-            values = [_plain(value, label) for value in (*one.inputs, one.targets)]
-        except Exception:  # it can be read once, and that is all that is needed
-            return False
-        if any(value.tobytes() != whole[number].tobytes() for value, whole in zip(values, arrays, strict=False)):
-            return True
-    return False
 
 
 def _check_alike(

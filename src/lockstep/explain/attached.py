@@ -56,10 +56,11 @@ def _learning(evidence: Evidence, seen: dict[str, Any]) -> Iterator[Finding]:
         )
     told = set()
     for one in [loader, *(seen.get("evaluated_by") or [])]:
-        padded, evaluated = int(one.get("padded") or 0), bool(one.get("evaluated"))
-        if padded and evaluated not in told:  # one of training and one of evaluation: that matters more
-            told.add(evaluated)
-            samples, what = int(one["samples"]), "the evaluation counts" if evaluated else "an epoch has"
+        padded, samples = (int(one.get(key) or 0) for key in ("padded", "samples"))
+        evaluated = bool(one.get("evaluated"))
+        if padded and (padded, samples, evaluated) not in told:  # the loader that trains may evaluate too
+            told.add((padded, samples, evaluated))
+            what = "the evaluation counts" if evaluated else "an epoch has"
             yield Finding(
                 verdict=f"{what} {counted(padded, 'sample')} twice: its sampler pads",
                 why=f"{samples:,} samples do not divide by {one['shares']} ranks, so a DistributedSampler takes {samples + padded:,}",

@@ -154,7 +154,7 @@ def workers(evidence: Evidence, seen: dict[str, Any]) -> Iterator[Finding]:
     starts, seconds = int(loader.get("starts") or 0), float(loader.get("start_ns") or 0) / 1e9
     whole = float(evidence.summary.get("train_seconds") or 0.0)
     share = seconds / whole if whole else 0.0
-    anew = int(loader.get("made") or 1) > 1
+    anew = int(loader.get("made") or 1) >= starts  # not one more alone, to look at a batch
     if not loader.get("workers") or (loader.get("persistent") and not anew) or starts < 2 or share < WORTH:
         return
     yield Finding(

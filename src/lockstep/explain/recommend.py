@@ -60,7 +60,7 @@ def answer(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(
         verdict=f"for {target:.1%}, choose {best.name}: {timed[best.name]:.3g} s, {gain}{sure}",
         why=f"the least time to that accuracy of {counted(len(groups), 'setting')} of this task that were run{others}",
-        next=_how(best, mine) if found.settled or time is None else _repeated(evidence, best, mine),
+        next=_how(best, mine) if found.settled or time is None else _repeated(evidence, best, mine, found.how),
         cost=max(0.0, saved or 0.0) if found.verdict == "faster" else 0.0,
         figures={**figures, "saved": saved, "verdict": found.verdict, "pairs": found.n},
     )
@@ -68,7 +68,11 @@ def answer(evidence: Evidence) -> Iterator[Finding]:
 
 def _settings(evidence: Evidence) -> Sequence[Group]:
     """The cells of the run's study, where it has others: they may share its trainings, and have none of their own. Else the runs beside it."""
-    return evidence.cells if len(evidence.cells) > 1 else of_runs([evidence.run, *evidence.peers])
+    return evidence.cells if _in_study(evidence) else of_runs([evidence.run, *evidence.peers])
+
+
+def _in_study(evidence: Evidence) -> bool:
+    return len(evidence.cells) > 1
 
 
 def _task(spec: Spec) -> tuple[str, str, str, int | None, int | None]:
@@ -84,9 +88,11 @@ def _how(best: Group, mine: Group) -> str:
     return " ".join(typed) or best.name
 
 
-def _repeated(evidence: Evidence, best: Group, mine: Group) -> str:
-    """What to type for more pairs: a study adds seeds by itself."""
-    if evidence.cells:
+def _repeated(evidence: Evidence, best: Group, mine: Group, how: str) -> str:
+    """What to do for more pairs: a study adds seeds by itself, and starts of its race."""
+    if _in_study(evidence) and "turns" in how:
+        return "more race_minutes in the study's file, and its own command again"
+    if _in_study(evidence):
         return f"the study's own command again, with --repeats {2 * max(len(best.done), len(mine.done), 1)}"
     taken = [each.spec.recipe.seed for group in (best, mine) for each in group.done]
     return f"repeat both with another seed: seed={1 + max(taken)}"

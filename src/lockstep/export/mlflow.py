@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 from lockstep.errors import InputError, first_line
 from lockstep.export.facts import Chosen, Facts, Point, facts
+from lockstep.export.writers import Store
 from lockstep.units import counted
 
 DATABASE = "mlflow.db"
@@ -27,8 +29,8 @@ _STATUS = {"done": "FINISHED", "failed": "FAILED", "stalled": "FAILED", "cancell
 _METRICS, _PARAMS = 900, 90
 
 
-def write(chosen: Sequence[Chosen], folder: Path) -> str:
-    """Write into the store in `folder`, which is created if missing; returns a message for the user.
+def write(chosen: Sequence[Chosen], folder: Path) -> Store:
+    """Write into the store in `folder`, which is created if missing.
 
     Runs that are already there are updated, so nothing is there twice.
     """
@@ -43,7 +45,7 @@ def write(chosen: Sequence[Chosen], folder: Path) -> str:
                 _run(mlflow, client, experiments[one.study or NO_STUDY], facts(one))
         except (mlflow.MlflowException, import_module("sqlalchemy").exc.SQLAlchemyError) as error:
             raise InputError(f"-o {folder}: MLflow: {first_line(error)}") from None
-    return f"{counted(len(chosen), 'run')} in {folder}; look at them with: mlflow ui --backend-store-uri {uri}"
+    return Store(f"{counted(len(chosen), 'run')} in {folder}", f"mlflow ui --backend-store-uri {shlex.quote(uri)}")
 
 
 def _mlflow() -> Any:

@@ -7,41 +7,44 @@ ends on all ranks at about the same moment.
 from __future__ import annotations
 
 import json
+import shlex
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lockstep.errors import InputError
-from lockstep.export.writers import whole_file
+from lockstep.export.writers import Store, whole_file
 from lockstep.measure.traced import Interval, TracedStep, read, spans, traced_steps
 from lockstep.run import Run
+from lockstep.units import counted
 
 Traces = dict[int, dict[str, Any]]
 HOW = "the end of each step's exchange (median over steps)"
 
 
-def write(run: Run, path: Path) -> str:
-    """One file with all ranks; returns a message for the user."""
+def write(run: Run, path: Path) -> Store:
+    """One file with all ranks."""
     traces, missing, without = _traces(run)
     content = merged(traces)
     content["lockstep"]["missing_ranks"] = missing
     with whole_file(path) as file:
         json.dump(content, file)
     steps = len(traced_steps(traces[min(traces)]))
-    return f"{steps} steps of {len(traces)} ranks in {path}{without}; open it in https://ui.perfetto.dev or chrome://tracing"
+    done = f"{counted(steps, 'step')} of {counted(len(traces), 'rank')} in {path}{without}"
+    return Store(done, "open it in https://ui.perfetto.dev or chrome://tracing")
 
 
-def write_for_hta(run: Run, folder: Path) -> str:
-    """One file per rank; returns a message for the user."""
+def write_for_hta(run: Run, folder: Path) -> Store:
+    """One file per rank."""
     traces, _, without = _traces(run)
     folder.mkdir(exist_ok=True)
     for rank, content in traces.items():
         with whole_file(folder / f"rank{rank:04d}.json") as file:
             json.dump(as_kernels(content), file)
-    return (
-        f"{len(traces)} ranks in {folder}{without}; hta.trace_analysis.TraceAnalysis(trace_dir='{folder}') reads them"
-    )
+    opened = f"analysis = TraceAnalysis(trace_dir={json.dumps(str(folder))})"
+    code = shlex.quote(f"from hta.trace_analysis import TraceAnalysis; {opened}")
+    return Store(f"{counted(len(traces), 'rank')} in {folder}{without}", f"python -i -c {code}")
 
 
 def _traces(run: Run) -> tuple[Traces, list[int], str]:

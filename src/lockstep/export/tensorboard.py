@@ -9,12 +9,14 @@ ranks. It derives the columns from what it finds, so runs may be added to the fo
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import struct
 from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.export.facts import LOGGED, Chosen, Facts, Point, facts
+from lockstep.export.writers import Store
 from lockstep.files import write_atomically
 from lockstep.measure.events import FIRST, field, record, scalars, varint
 from lockstep.units import counted
@@ -28,8 +30,8 @@ _SUCCESS, _FAILURE = 1, 2
 _NOTHING = bytes.fromhex("080112021200")
 
 
-def write(chosen: Sequence[Chosen], folder: Path) -> str:
-    """One folder per run; returns a message for the user."""
+def write(chosen: Sequence[Chosen], folder: Path) -> Store:
+    """One folder per run."""
     for one in chosen:
         found = facts(one)
         place = folder / found.id
@@ -38,7 +40,7 @@ def write(chosen: Sequence[Chosen], folder: Path) -> str:
         written = one.run.folder / "tensorboard"
         if written.is_dir():  # missing if a run failed before its first step
             shutil.copytree(written, folder / RANKS / found.id, dirs_exist_ok=True)
-    return f"{counted(len(chosen), 'run')} in {folder}; look at them with: tensorboard --logdir {folder}"
+    return Store(f"{counted(len(chosen), 'run')} in {folder}", f"tensorboard --logdir {shlex.quote(str(folder))}")
 
 
 def events_of(found: Facts) -> bytes:

@@ -16,20 +16,21 @@ from typing import Any
 
 from lockstep.errors import InputError
 from lockstep.export.facts import Chosen, Facts, facts
+from lockstep.export.writers import Store
 from lockstep.units import counted
 
 NO_STUDY = "lockstep"
 """The project of runs that were named one by one."""
 
 
-def write(chosen: Sequence[Chosen], folder: Path) -> str:
-    """Write into `folder`, which is created if missing; runs of an earlier export are replaced. Returns a message for the user."""
+def write(chosen: Sequence[Chosen], folder: Path) -> Store:
+    """Write into `folder`, which is created if missing; runs of an earlier export are replaced."""
     folder.mkdir(exist_ok=True)
     trackio = _trackio(folder)
     for one in chosen:
         _run(trackio, facts(one))
     place = shlex.quote(str(folder.absolute()))
-    return f"{counted(len(chosen), 'run')} in {folder}; look at them with: TRACKIO_DIR={place} trackio show"
+    return Store(f"{counted(len(chosen), 'run')} in {folder}", f"TRACKIO_DIR={place} trackio show")
 
 
 def _trackio(folder: Path) -> Any:

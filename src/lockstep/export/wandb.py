@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Sequence
 from importlib import import_module
@@ -16,6 +17,7 @@ from typing import Any
 
 from lockstep.errors import InputError, first_line
 from lockstep.export.facts import Chosen, Facts, facts
+from lockstep.export.writers import Store
 from lockstep.units import counted
 
 NO_STUDY = "lockstep"
@@ -33,8 +35,8 @@ _NOT_OURS = {
 }
 
 
-def write(chosen: Sequence[Chosen], folder: Path) -> str:
-    """Write offline runs into `folder`, which is created if missing; those of an earlier export are replaced. Returns a message."""
+def write(chosen: Sequence[Chosen], folder: Path) -> Store:
+    """Write offline runs into `folder`, which is created if missing; those of an earlier export are replaced."""
     wandb = _wandb()
     folder.mkdir(exist_ok=True)
     for one in chosen:
@@ -46,7 +48,8 @@ def write(chosen: Sequence[Chosen], folder: Path) -> str:
             _run(wandb, found, folder)
         except wandb.Error as error:
             raise InputError(f"-o {folder}: W&B: {first_line(error)}") from None
-    return f"{counted(len(chosen), 'run')} in {folder / 'wandb'}; send them with: wandb sync {folder / 'wandb'}/offline-run-*"
+    place = folder / "wandb"
+    return Store(f"{counted(len(chosen), 'run')} in {place}", f"wandb sync {shlex.quote(str(place))}/offline-run-*")
 
 
 def _wandb() -> Any:

@@ -1,4 +1,4 @@
-"""Tables as files: CSV and JSON by the standard library, Parquet by pyarrow."""
+"""Tables as files: CSV and JSON by the standard library, Parquet by pyarrow; and what is said of everything that was written."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from lockstep.errors import InputError
 from lockstep.export.tables import Row, columns_of
 from lockstep.files import replacing
+
+
+class Store(NamedTuple):
+    """What another tool opens, as it was written."""
+
+    done: str
+    """What is in it, for people."""
+    next: str
+    """What to type to open it."""
 
 
 def write_csv(rows: Sequence[Row], path: Path) -> None:

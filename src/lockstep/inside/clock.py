@@ -55,6 +55,8 @@ class Clock:
         """Steps; and what this costs: regions, calls of modules within them, and processor time of writing rows, in nanoseconds."""
         self.backwards = self.collectives = 0
         """Backward passes; and collectives by hand between backward and the update."""
+        self.evaluations = 0
+        """Calls of models that evaluate."""
         self.ready = 0
         """When the newest gradient of a wrapped model was there."""
         self.exchanges = False
@@ -195,6 +197,7 @@ class Clock:
                 self._gap = self.reads = 0
         else:
             self._strange = SEEN
+        self.evaluations += self._evaluating
         self.enter(FORWARD)
 
     def _train(self) -> None:

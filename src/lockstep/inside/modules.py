@@ -91,15 +91,15 @@ class Modules:
         what torch.compile has made of it."""
         found = self._learner(module)
         try:
-            parts = list(module.modules())
-            found.size, found.trains = len(parts), module.training
-            for part in parts:
+            found.trains = module.training
+            for part in module.modules():
                 kinds = {kind.__name__ for kind in type(part).__mro__}
                 if part is module or kinds & _WRAPPERS:
-                    inner = [part._modules.get(name) for name in _WITHIN]
+                    children = dict(part.named_children())
+                    inner = [children.get(name) for name in _WITHIN]
                     for each in (part, *(one for one in inner if one is not None)):
                         learner = self._learner(each)
-                        learner.size, learner.trains = found.size, learner.trains or found.trains
+                        learner.size, learner.trains = len(list(each.modules())), learner.trains or found.trains
                 for kind, strategy in _STRATEGIES.items():
                     if kind in kinds:
                         self._recorder.seen["strategy"] = strategy

@@ -40,6 +40,7 @@ class _Loader:
     def __init__(self, loader: Any, record: dict[str, Any]) -> None:
         self.alive, self.record = ref(loader), record
         self.dataset = _held(loader.dataset)
+        self.started = False
         self.kind = type(loader.sampler), type(loader.batch_sampler), record["workers"], record["batch"]
 
     def follows(self, other: _Loader) -> bool:
@@ -67,30 +68,33 @@ class Suspects:
     @_harmless
     def loader_starts(self, loader: Any, iterator: Any, took: int) -> None:
         """A pass over a loader begins."""
-        clock, record = self._clock, self._record(loader)
+        clock, known = self._clock, self._known(loader)
+        record = known.record
         record["epoch"] = _sampler(loader, "epoch")
         record["passes"] += 1
         record["fresh"] = record["new"] = True
-        if clock.steps:
+        record["starting"] = bool(clock.steps) and not (known.started and record["persistent"])
+        known.started = True
+        if record["starting"]:
             record["starts"] += 1
             record["start_ns"] += took
         self._of_iterator[id(iterator)] = record
         if not clock.steps:
             self.seen["loader"] = record
 
-    def _record(self, loader: Any) -> dict[str, Any]:
+    def _known(self, loader: Any) -> _Loader:
         for known in self._loaders:
             if known.alive() is loader:
-                return known.record
+                return known
         found = _Loader(loader, self._described(loader))
         for number, known in enumerate(self._loaders):
             if found.follows(known):
                 found.record = known.record
                 found.record["made"] += 1
                 self._loaders[number] = found
-                return found.record
+                return found
         self._loaders.append(found)
-        return found.record
+        return found
 
     def _described(self, loader: Any) -> dict[str, Any]:
         total, samples = _sampler(loader, "total_size"), _length(loader.dataset)
@@ -115,29 +119,34 @@ class Suspects:
             "same_order": 0,
             "passes": 0,
             "new": True,
+            "starting": False,
             "starts": 0,
             "start_ns": 0,
             "trained": 0,
             "evaluated": 0,
+            "learned_before": 0,
+            "evaluated_before": 0,
             "fresh": True,
         }
 
     @_harmless
     def fetches(self, iterator: Any) -> dict[str, Any] | None:
-        """A batch is about to be fetched: what became of the one before is known now."""
-        record = self._of_iterator.get(id(iterator))
-        if record is not None and not record["fresh"]:
-            if self._clock.evaluating:
-                record["evaluated"] += 1
-            elif self._clock.steps:
-                record["trained"] += 1
-                if record["new"]:
-                    self._epoch(record)
-                if (
-                    self.seen.get("loader") is not record
-                    and record["trained"] > self.seen.get("loader", record)["trained"]
-                ):
-                    self.seen["loader"] = record
+        """A batch is about to be fetched: what came after the one before is known now. Of one that was learned from, what else came is an
+        evaluation in the middle of an epoch."""
+        record, clock = self._of_iterator.get(id(iterator)), self._clock
+        if record is None:
+            return None
+        learned, evaluated = clock.steps + clock.backwards, clock.evaluations
+        fetched = not record["fresh"]
+        if fetched and learned > record["learned_before"]:
+            record["trained"] += 1
+            if record["new"]:
+                self._epoch(record)
+            if record["trained"] > self.seen.get("loader", record)["trained"]:
+                self.seen["loader"] = record
+        elif fetched and evaluated > record["evaluated_before"]:
+            record["evaluated"] += 1
+        record["learned_before"], record["evaluated_before"] = learned, evaluated
         return record
 
     def _epoch(self, record: dict[str, Any]) -> None:
@@ -153,7 +162,7 @@ class Suspects:
         """The first batch of a pass waits for the workers to start."""
         if record["fresh"]:
             record["fresh"] = False
-            if self._clock.steps:
+            if record["starting"]:
                 record["start_ns"] += took
 
     # --- the rest ---

@@ -20,7 +20,9 @@ class Hooks:
     def __init__(self, folder: str) -> None:
         with open(os.path.join(folder, SETTINGS), encoding="utf-8") as file:
             self._settings: dict[str, Any] = json.load(file)
-        self._saved = Saved(folder)
+            began = os.fstat(file.fileno()).st_ctime_ns
+        self._saved = Saved(folder, began)
+        self._saved.watch()
         self.begin(folder)
         self._iterators: set[type] = set()
         os.register_at_fork(after_in_child=self._forked)
@@ -69,11 +71,10 @@ class Hooks:
         return watched
 
     def _torch(self, torch: Any) -> None:
-        torch.save, torch.load = self._saved.saves(torch.save), self._saved.loads(torch.load)
-        os.replace, os.rename = self._saved.moves(os.replace), self._saved.moves(os.rename)
+        torch.save = self._saved.saves(torch.save)
 
     def _safetensors(self, module: Any) -> None:
-        module.save_file, module.load_file = self._saved.saves(module.save_file), self._saved.loads(module.load_file)
+        module.save_file = self._saved.saves(module.save_file)
 
     def _modules(self, module: Any) -> None:
         call, torch = module.Module.__call__, module.torch

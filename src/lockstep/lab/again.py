@@ -17,6 +17,7 @@ import msgspec
 
 from lockstep.errors import DataError, LockstepError, first_line
 from lockstep.files import write_atomically
+from lockstep.lab.graded import lacking
 from lockstep.run import Run
 
 STEPS = 3
@@ -81,10 +82,12 @@ def _answer(run: Run, scratch: Path, request: Request) -> Answer:
         answer.unsettled = f"it takes more than {LIMIT_S} s of a processor here"
     except DataError as error:
         answer.unsettled = first_line(error)
-    except LockstepError as error:
-        answer.problem = first_line(error)
     except Exception as error:  # torch raises many kinds for weights and settings that do not go together
-        answer.problem = f"{type(error).__name__}: {first_line(error)}"
+        if lack := lacking(error):
+            answer.unsettled = lack
+        else:
+            kind = "" if isinstance(error, LockstepError) else f"{type(error).__name__}: "
+            answer.problem = f"{kind}{first_line(error)}"
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         shutil.rmtree(scratch, ignore_errors=True)

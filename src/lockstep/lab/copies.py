@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from lockstep.lab.grade import Graded
+from lockstep.lab.graded import Graded
 
 
 def find_copies(everyone: Sequence[Graded]) -> None:
-    """Flag runs that are in two hand-ins, under whatever name, and folders that were one. Of two hand-ins of a student the newer counts.
+    """Flag runs that are in two hand-ins, under whatever name, and folders that were one.
 
-    A copy does not fit the ledger that it is in, and the original does: it keeps its points. Where neither shows, both lose them.
+    Of one folder that a student hands in twice the newer counts. Two folders under one name are those of somebody who began anew, of two
+    people, or of one who has taken another's name: no rule can tell. A copy does not fit the ledger that it is in, and the original does: it keeps its points. Where neither shows, both lose them.
     """
     own = {
         (id(one), mark.task): mark.outcome in ("right", "not settled") and not one.foreign
@@ -21,14 +21,18 @@ def find_copies(everyone: Sequence[Graded]) -> None:
     for at, one in enumerate(everyone):
         for other in everyone[:at]:
             same_folder = bool(one.begun) and one.begun == other.begun
-            if one.lab == other.lab and one.begun and other.begun and _who(one) == _who(other):
-                older, newer = sorted((one, other), key=lambda graded: graded.created)
-                where = "" if same_folder else "from another folder, "
-                older.newer = Path(newer.file).name
-                older.notes.append(f"{where}handed in again later ({older.newer}): the newer one counts")
-                newer.notes.append(f"{where}handed in before ({Path(older.file).name}): the newer one counts")
+            if one.lab == other.lab and one.begun and other.begun and _same_name(one, other):
                 if same_folder:
+                    older, newer = sorted((one, other), key=lambda graded: graded.created)
+                    older.newer = newer.file_name
+                    older.notes.append(f"handed in again later ({newer.file_name}): the newer one counts")
+                    newer.notes.append(f"handed in before ({older.file_name}): the newer one counts")
                     continue
+                for each, with_whom in ((one, other), (other, one)):
+                    each.namesake = with_whom.file_name
+                    each.flags.append(
+                        f"{with_whom.file_name} has the same name and is of another folder: decide which of them counts, or both"
+                    )
             for (task, mine), prints in one.prints.items():
                 for (their_task, theirs), their_prints in other.prints.items():
                     if prints & their_prints:
@@ -38,12 +42,14 @@ def find_copies(everyone: Sequence[Graded]) -> None:
             if same_folder:
                 for each, with_whom in ((one, other), (other, one)):
                     each.flags.append(
-                        f"its lab folder is a copy of that of {with_whom.student} ({Path(with_whom.file).name})"
+                        f"its lab folder is a copy of that of {with_whom.student} ({with_whom.file_name})"
                     )
 
 
-def _who(graded: Graded) -> str:
-    return " ".join(graded.student.casefold().split())
+def _same_name(one: Graded, other: Graded) -> bool:
+    """Both say whose they are, and say the same."""
+    names = [" ".join(graded.student.casefold().split()) for graded in (one, other)]
+    return one.named and other.named and names[0] == names[1]
 
 
 def _flag(graded: Graded, task: str, run: str, twin: str, own: bool, twin_is_own: bool) -> None:

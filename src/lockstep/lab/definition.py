@@ -66,6 +66,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return [name for name in (self.of, self.over, self.minus) if name]
 
     @property
+    def reference(self) -> str:
+        """Beside lab.toml, the plain solution that its code is raced against."""
+        return f"reference_{self.file}"
+
+    @property
     def worth(self) -> float:
         return self.points + self.speed_points
 
@@ -130,6 +135,17 @@ def read(folder: Path) -> Lab:
             raise ValueError(problem)
     except ValueError as error:
         raise InputError(f"{path}: {error}") from None
+    return lab
+
+
+def read_template(folder: Path) -> Lab:
+    """A lab to grade by: where speed counts, there is something to race against. A student's folder of it has no reference solutions."""
+    lab = read(folder)
+    for task in lab.of_kind(*CODE):
+        if task.speed and not is_file(folder / task.reference):
+            raise InputError(
+                f"{folder}: task '{task.name}' grades speed, and there is no {task.reference} to race against: add it, or take out 'speed'"
+            )
     return lab
 
 

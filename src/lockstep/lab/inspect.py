@@ -66,6 +66,11 @@ class Inspected:
         weights = self.run.folder / "model.pt"
         return Measured(self.rows, self.test_accuracy, weights.stat().st_size if weights.is_file() else 0)
 
+    @property
+    def tested(self) -> bool:
+        """Whether its model.pt was tested again."""
+        return self.again is not None and self.again.accuracy is not None
+
     def fingerprints(self) -> set[str]:
         """Of the numbers that were computed, and of the moments at which they were. No two students' runs share one, whatever they are called:
         their seeds differ. Runs of one student may share the numbers, on two placements, but never the moments."""

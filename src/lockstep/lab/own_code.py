@@ -1,7 +1,7 @@
 """A student's code, tried in a process of its own with a time limit, in a folder of its own (trials/).
 
 Right first, then fast, each with limits of its own; all code of a hand-in together has an allowance. Time in which the code waits for a
-processor does not count: a busy machine takes nothing from it.
+processor that others have does not count: a busy machine takes nothing from it. Where starting is slow, every limit is so much longer.
 
 This is no sandbox: the code can read what the teacher can read, and can use the network. Grade in a container or as a user without rights
 where that matters (docs/labs.md).
@@ -13,6 +13,7 @@ import os
 import resource
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -37,6 +38,8 @@ LARGEST_FILE = 512 << 20
 JUDGING_S = 60.0
 # Code that fails is tried once more, since a busy machine may have made it miss a clock: not where it took this long for itself.
 AGAIN_S = 20.0
+# Importing torch takes 2 s there. Where it takes longer than this, as from a disk of the network, limits grow in proportion.
+START_S = 3.0
 # Code that fails in a race is raced once more, for the same reason.
 RACES = 2
 RACE_S = 30.0
@@ -49,6 +52,8 @@ QUIET_S = 40.0
 BUSY_S = 1200.0
 # So many processes compute side by side.
 RANKS = 2
+# The exit codes of a child that somebody has killed, or its guard: the system does where memory runs out.
+KILLED = [code for sign in (signal.SIGKILL, signal.SIGTERM) for code in (-sign, 128 + sign)]
 REQUEST, VERDICT, LOG = "request.json", "verdict.json", "log.txt"
 
 
@@ -76,7 +81,7 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     failed: str = ""
     """Why it failed in the last of its races; empty where it did not."""
     unmeasured: str = ""
-    """Why there was no race."""
+    """Why no race has come to an end."""
 
     def slower_than(self, bar: float) -> bool:
         """Settled to be: the whole interval is below. A machine that is too noisy to tell takes no points."""
@@ -106,7 +111,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     right: bool
     settled: bool = True
-    """Whether anything can be said: not where the machine was too busy to come to an end."""
+    """Whether anything can be said: not where the machine was too busy to come to an end, nor of a race that had to be ended."""
     failed: bool = False
     """It raised, hung or ended, and did not come to a result that is wrong."""
     why: str
@@ -120,12 +125,28 @@ class Allowance:
     """Seconds that the code of one hand-in may still take for itself: all files and tries together."""
 
     seconds: float
+    slow: float = 1.0
+    """How many times as long as usual starting takes here: so many times as long are all limits but that of a race itself."""
 
 
-def allowance(tasks: Sequence[Task], race_s: float) -> Allowance:
-    """For all code of a hand-in: three minutes, and more where a lab has more files, or longer races are asked for."""
+def allowance(tasks: Sequence[Task], race_s: float, slow: float = 1.0) -> Allowance:
+    """For all code of a hand-in: three minutes, and more where a lab has more files, longer races are asked for, or starting is slow."""
     raced = sum(bool(task.speed) for task in tasks)
-    return Allowance(JUDGING_S * max(FILES, len(tasks)) + raced * max(0.0, race_s - RACE_S))
+    return Allowance(JUDGING_S * slow * max(FILES, len(tasks)) + raced * max(0.0, race_s - RACE_S), slow)
+
+
+def slowness() -> float:
+    """How many times as long as usual a start takes on this machine; 1 where it is not slow."""
+    took = _start_s()
+    if took > START_S:  # the first one may have read from a disk what the next ones find in memory
+        took = min(took, _start_s())
+    return max(1.0, took / START_S)
+
+
+def _start_s() -> float:
+    with TemporaryDirectory(prefix="lockstep-start-") as place:
+        argv = [sys.executable, "-P", "-c", "import torch"]
+        return run_child(argv, Path(place), Path(place), Patience(cpu_s=BUSY_S, quiet_s=BUSY_S, wall_s=BUSY_S))[1]
 
 
 def tried(task: Task, code: Path, lab: Path, seconds: float) -> Verdict:
@@ -145,23 +166,22 @@ def judged(task: Task, code: Path, whole: Allowance) -> Verdict:
     """
     if not is_file(code):
         return Verdict(right=False, why=f"{task.file} is missing")
-    found, own_s = _trial(task, code, JUDGING_S)
-    whole.seconds -= own_s
-    if found.failed and own_s < AGAIN_S:
-        found, own_s = _trial(task, code, JUDGING_S - own_s)
-        whole.seconds -= own_s
+    limit_s = JUDGING_S * whole.slow
+    found, own_s = _trial(task, code, whole, limit_s)
+    if found.failed and own_s < AGAIN_S * whole.slow:
+        found, _ = _trial(task, code, whole, limit_s - own_s)
     return found
 
 
 def raced(task: Task, code: Path, lab: Path, seconds: float, whole: Allowance) -> Speed:
     """How fast code that is right is."""
-    reference = lab / f"reference_{task.file}"  # a student's own folder of a teacher's lab has none
+    reference = lab / task.reference  # a student's own folder of a teacher's lab has none
     speed = Speed()
     for _ in range(RACES if seconds > 0 and is_file(reference) else 0):
         if whole.seconds < seconds:
-            return speed if speed.failed else Speed(unmeasured="the time for the code of this hand-in is over")
-        found, own_s = _trial(task, code, seconds + RACE_MORE_S, reference, seconds)
-        whole.seconds -= own_s
+            once = f"it failed in a race ({speed.failed}), and " if speed.failed else ""
+            return Speed(unmeasured=f"{once}the time for the code of this hand-in is over")
+        found, _ = _trial(task, code, whole, seconds + RACE_MORE_S * whole.slow, reference, seconds)
         if not found.settled:
             return Speed(unmeasured=found.why)
         speed = found.speed or Speed(failed=found.why)
@@ -171,10 +191,10 @@ def raced(task: Task, code: Path, lab: Path, seconds: float, whole: Allowance) -
 
 
 def _trial(
-    task: Task, code: Path, limit_s: float, reference: Path | None = None, seconds: float = 0.0
+    task: Task, code: Path, whole: Allowance, limit_s: float, reference: Path | None = None, seconds: float = 0.0
 ) -> tuple[Verdict, float]:
     """What one process says, and the seconds that it took for itself: all that it had, where it did not come to an end."""
-    patience = Patience(cpu_s=RANKS * limit_s, quiet_s=QUIET_S, own_s=limit_s, wall_s=BUSY_S + limit_s)
+    patience = Patience(cpu_s=RANKS * limit_s, quiet_s=QUIET_S * whole.slow, own_s=limit_s, wall_s=BUSY_S + limit_s)
     with TemporaryDirectory(prefix="lockstep-try-") as place:
         folder = Path(place)
         work = folder / "code"
@@ -193,7 +213,9 @@ def _trial(
         # Not in the folder of the student's files, nor with it in the search path: a random.py of theirs would be taken for Python's own.
         argv = [sys.executable, "-P", "-m", "lockstep.lab.trials", str(folder)]
         ended, own_s = run_child(argv, folder, folder, patience)
-        return _verdict(folder, request.token, ended, patience), own_s if ended in ("over", "starved") else limit_s
+        own_s = own_s if ended in ("over", "killed", "starved") else limit_s
+        whole.seconds -= own_s
+        return _verdict(folder, request, ended, patience), own_s
 
 
 def run_child(argv: list[str], folder: Path, cwd: Path, patience: Patience) -> tuple[Ended, float]:
@@ -218,8 +240,8 @@ def run_child(argv: list[str], folder: Path, cwd: Path, patience: Patience) -> t
                 resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
             while True:
                 try:
-                    process.wait(LOOK_S)
-                    return "over", watch.own_s
+                    code = process.wait(LOOK_S)
+                    return "killed" if code in KILLED else "over", watch.own_s
                 except subprocess.TimeoutExpired:
                     if ended := watch.look():
                         return ended, watch.own_s
@@ -227,11 +249,11 @@ def run_child(argv: list[str], folder: Path, cwd: Path, patience: Patience) -> t
             guard.end(process, END_S)
 
 
-def _verdict(folder: Path, token: str, ended: Ended, patience: Patience) -> Verdict:
+def _verdict(folder: Path, request: Request, ended: Ended, patience: Patience) -> Verdict:
     found = None
     with suppress(Damaged):
         found = read_shape(folder / VERDICT, Verdict)
-    if found is not None and found.token == token:
+    if found is not None and found.token == request.token:
         return found
     if ended == "starved":
         return Verdict(
@@ -239,8 +261,11 @@ def _verdict(folder: Path, token: str, ended: Ended, patience: Patience) -> Verd
             settled=False,
             why=f"the machine was too busy: no verdict within {patience.wall_s:.0f} s; grade it again",
         )
-    if ended != "over":
-        return Verdict(right=False, failed=True, why=f"it hangs: {ended}")
+    if ended not in ("over", "killed"):
+        # A race is the reference's, too, and whoever fails in it is named by their own clocks.
+        raced = bool(request.reference)
+        why = f"the race was ended: {ended}" if raced else f"it hangs: {ended}"
+        return Verdict(right=False, settled=not raced, failed=True, why=why)
     said = last_line(read_end(folder / LOG))
     return Verdict(
         right=False,

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.files import write_atomically
-from lockstep.lab.grade import Graded, Mark
+from lockstep.lab.graded import Graded, Mark
+from lockstep.text import listed
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; color: #1b1f24; background: #fff }
@@ -31,7 +32,7 @@ def page(graded: Graded) -> str:
     parts = [
         f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'><title>{escape(title)}</title>",
         f"<style>{STYLE}</style><h1>{escape(title)}</h1>",
-        f"<p><strong>{graded.points:g} of {graded.of:g} points</strong>{by_hand}. {escape(Path(graded.file).name)}</p>",
+        f"<p><strong>{graded.points:g} of {graded.of:g} points</strong>{by_hand}. {escape(graded.file_name)}</p>",
         *(f"<p class=flag>{escape(flag)}</p>" for flag in graded.flags),
         "<table><tr><th>task<th>found<th>points<th>why</tr>",
         *(_row(mark) for mark in graded.marks),
@@ -39,8 +40,21 @@ def page(graded: Graded) -> str:
     ]
     if graded.notes:
         parts += ["<h2>Beside that</h2><ul>", *(f"<li>{escape(note)}</li>" for note in graded.notes), "</ul>"]
-    parts.append("<p>Figures are computed from the records of every step, and model.pt was tested again.</p></html>")
+    if graded.tested:
+        parts.append(f"<p>{escape(_computed(graded))}</p>")
+    parts.append("</html>")
     return "\n".join(parts)
+
+
+def _computed(graded: Graded) -> str:
+    """Where its figures come from."""
+    said = "Figures are computed from the records of every step"
+    left = [task for task, tested in graded.tested.items() if not tested]
+    return (
+        f"{said}; model.pt was not tested again of {listed(left)}."
+        if left
+        else f"{said}, and model.pt was tested again."
+    )
 
 
 def _row(mark: Mark) -> str:
@@ -60,8 +74,7 @@ def class_csv(everyone: Sequence[Graded]) -> str:
         marks = {mark.task: "" if mark.outcome == "by hand" else f"{mark.points:g}" for mark in graded.marks}
         rows.writerow(
             [
-                *map(_cell, (graded.student, Path(graded.file).name, graded.lab)),
-                _cell(f"no: {graded.newer} is newer" if graded.newer else "yes"),
+                *map(_cell, (graded.student, graded.file_name, graded.lab, graded.counts)),
                 f"{graded.points:g}",
                 f"{graded.of:g}",
                 f"{graded.by_hand:g}",
@@ -75,6 +88,28 @@ def class_csv(everyone: Sequence[Graded]) -> str:
 def _cell(text: str) -> str:
     """A spreadsheet takes what begins with these for a formula, and students choose their names."""
     return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+
+
+def document(graded: Graded) -> dict[str, Any]:
+    """What `lockstep lab check --json` prints of it."""
+    return {
+        "student": graded.student,
+        "file": graded.file,
+        "lab": graded.lab,
+        "counts": graded.counts,
+        "right": graded.right,
+        "points": graded.points,
+        "of": graded.of,
+        "by_hand": graded.by_hand,
+        "flags": graded.flags,
+        "notes": graded.notes,
+        "marks": [
+            {"task": mark.task, "outcome": mark.outcome, "points": mark.points, "of": mark.of, "lines": mark.lines}
+            for mark in graded.marks
+        ],
+        "gradescope": gradescope(graded),
+        "seconds": graded.seconds,
+    }
 
 
 def gradescope(graded: Graded) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """When a child process is given up: by what it does, not by the clock alone, since a busy machine makes everything late.
 
 A process that computes without end uses processor time; one that waits for a message which never comes uses none, and does not
-ask for any. One that asks for a processor and gets none is neither: the machine is busy, and that decides nothing.
+ask for any. One that asks for a processor and gets none, since others have it, is neither: the machine is busy, and that decides nothing.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
+from lockstep.machine.cpu import TICKS_S, ticks
 from lockstep.turns.guard import descendants
 
 Ended = str
-"""How a child ended: "over" by itself, "starved" by us because the machine is too busy, else what it did when we ended it."""
+"""How a child ended: "over" by itself, "killed" by the system or by somebody else, "starved" by us because the machine is too busy, else what it
+did when we ended it."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Patience:
     quiet_s: float = 90.0
     """Give up after N seconds in which it neither runs nor asks for a processor."""
     own_s: float = inf
-    """Seconds that it may take, without those in which it asks for a processor and gets none."""
+    """Seconds that it may take, without those in which it asks for a processor that others have."""
     wall_s: float = 1200.0
     """However busy the machine is."""
 
@@ -43,9 +45,10 @@ class Watch:
     def __init__(self, root: int, patience: Patience) -> None:
         self._root, self._patience = root, patience
         self._begun = self._looked = time.monotonic()
-        self._delayed = 0.0
+        self._used = self._delayed = 0.0
+        self._machine_s = _machine_s()
         self.own_s = 0.0
-        """What it has taken so far, without the time in which its threads waited for a processor."""
+        """What it has taken so far, without the time in which its threads waited for a processor that others had."""
         self._threads: dict[str, tuple[float, float]] = {}
         self._seen: deque[tuple[float, float]] = deque()
 
@@ -56,8 +59,13 @@ class Watch:
         used = sum(cpu for cpu, _ in self._threads.values())
         delayed = sum(waited for _, waited in self._threads.values())
         active = used + delayed
-        self.own_s += max(0.0, now - self._looked - (delayed - self._delayed))
-        self._looked, self._delayed = now, delayed
+        machine_s = _machine_s()
+        passed, ran = now - self._looked, used - self._used
+        # Threads that wait behind others of their own did not wait for the machine (machine/starving.py).
+        lost = max(0.0, min(delayed - self._delayed, machine_s - self._machine_s - ran))
+        # Where several wait at the same time, less is lost than all their waiting: the share that they did not get.
+        self.own_s += max(passed - lost, passed * ran / (ran + lost)) if lost else passed
+        self._looked, self._used, self._delayed, self._machine_s = now, used, delayed, machine_s
         self._seen.append((now, active))
         while now - self._seen[0][0] > patience.quiet_s:
             before, then = self._seen.popleft()
@@ -76,3 +84,9 @@ class Watch:
                 with suppress(OSError, ValueError, IndexError):
                     ran, waited = path.read_text().split()[:2]
                     self._threads[f"{process.pid}/{path.parent.name}"] = int(ran) / 1e9, int(waited) / 1e9
+
+
+def _machine_s() -> float:
+    """Processor seconds of all that runs here, and of what the hypervisor gave to other machines."""
+    machine = ticks()
+    return (machine.busy + machine.stolen) / TICKS_S

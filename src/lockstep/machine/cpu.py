@@ -68,6 +68,11 @@ def cpu_model() -> str:
     return f"{name} ({kind})" if kind and not PART_NUMBER.search(name) else name
 
 
+def another_cpu(there: str, here: str) -> bool:
+    """Whether two names are known to be of two kinds. One that was kept before names had their kind may be of any: "AMD EPYC"."""
+    return there != here and not here.startswith(f"{there} (")
+
+
 def clock_mhz() -> float | None:
     """The first core's clock, as the system states it now."""
     for line in _cpuinfo():

@@ -17,7 +17,7 @@ import numpy as np
 from lockstep.backends.costs import store
 from lockstep.backends.costs.choose import BETWEEN_HOSTS
 from lockstep.errors import InputError
-from lockstep.machine.cpu import cpu_model
+from lockstep.machine.cpu import another_cpu, cpu_model
 from lockstep.measure.phases import Rows, computing
 from lockstep.measure.view import RunView
 from lockstep.placement import DEFAULT_BUCKET_MB, Ddp, Placement
@@ -221,6 +221,6 @@ def remarks(seen: Shown, accumulation: int | None) -> list[str]:
         found.append(
             f"A step was seen with {seen.passes:.3g} passes; {accumulation} passes are taken to be as long each."
         )
-    if seen.cpu and seen.cpu != here:
+    if seen.cpu and another_cpu(seen.cpu, here):
         found.append(f"The steps are those of another machine ({seen.cpu}), the all-reduce is this one's ({here}).")
     return found

@@ -128,7 +128,9 @@ def answers(record: Record, windows: Sequence[Window]) -> list[Said]:
     for ratio in ratios:
         command = any(entry.command for entry in record.entries if entry.name in (ratio.contender, baseline.name))
         text = sentence(*spoken[ratio.contender], _difference(ratio), [], "run" if command else "train")
-        found.append(Said(ANSWER, beside + text, _why(ratio, record, windows) if ratio.verdict in ("faster", "slower") else ""))
+        found.append(
+            Said(ANSWER, beside + text, _why(ratio, record, windows) if ratio.verdict in ("faster", "slower") else "")
+        )
     if ratios:
         found[-1] = replace(found[-1], next=next_step(record))
     else:

@@ -12,7 +12,7 @@ import msgspec
 
 from lockstep.errors import InputError
 from lockstep.machine.cores import cores
-from lockstep.machine.cpu import cpu_model
+from lockstep.machine.cpu import another_cpu, cpu_model
 from lockstep.measure.environment import version_of
 from lockstep.metrics import metric_of
 from lockstep.reading import Damaged, exists
@@ -165,7 +165,7 @@ def _before(folder: StudyFolder, planned: Planned, says: Callable[[str], None]) 
         if there and (there.cells, there.own, there.machine) == (here.cells, here.own, here.machine):
             return there
         was, now = there.machine.get("cpu") if there else None, here.machine["cpu"]
-        if was not in (None, now):
+        if was is not None and another_cpu(was, now):
             says(f"the cells raced on {was}, and this is {now}: they race again")
         elif there:
             says("the cells, the machine or its software have changed since they raced: they race again")

@@ -31,7 +31,8 @@ PROBLEM = "problem"
 SHAPES = ((1, 1, 1, 5, 5), (2, 3, 4, 7, 9), (3, 4, 8, 8, 8), (5, 2, 3, 1, 1), (4, 8, 16, 14, 14))
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-11}
 WINDOW_SHAPE = (16, 8, 16, 14, 14)
-ANSWER_S = 60.0
+# Until the process of a contender is ready, and a window, which takes two seconds as a rule.
+START_S, ANSWER_S = 90.0, 30.0
 
 
 def judge(request: Request, folder: Path) -> tuple[str, str]:
@@ -175,7 +176,7 @@ class Called:
         )
 
     def ready(self) -> None:
-        self._answer()
+        self._answer(START_S)
 
     def take(self, lead: int, steps: int) -> Taken:
         assert self._process is not None
@@ -185,7 +186,7 @@ class Called:
             self._process.stdin.flush()
         except OSError:
             raise ContenderFailed("it ended in mid-race") from None
-        found = self._answer()
+        found = self._answer(ANSWER_S)
         return Taken(samples=float(steps), wall=found["wall"], cpu=found["cpu"], used=found["used"])
 
     def end(self) -> None:
@@ -194,20 +195,20 @@ class Called:
             self._process.communicate()
             self._process = None
 
-    def _answer(self) -> dict[str, float]:
+    def _answer(self, limit_s: float) -> dict[str, float]:
         assert self._process is not None
-        line = _line(self._process.stdout)
+        line = _line(self._process.stdout, limit_s)
         if not line:
             raise ContenderFailed("it ended in mid-race, or did not answer")
         found: dict[str, float] = json.loads(line)
         return found
 
 
-def _line(stream: IO[str] | None) -> str:
+def _line(stream: IO[str] | None, limit_s: float) -> str:
     import select
 
     assert stream is not None
-    readable, _, _ = select.select([stream], [], [], ANSWER_S)
+    readable, _, _ = select.select([stream], [], [], limit_s)
     return stream.readline() if readable else ""
 
 
@@ -248,8 +249,7 @@ def windows(file: str, name: str) -> None:
         answers.write(json.dumps(document) + "\n")
         answers.flush()
 
-    call(1)
-    say({})
+    say({})  # before the first call, which has the time of a window
     for line in sys.stdin:
         order, before = json.loads(line), process_time()
         call(order["lead"])

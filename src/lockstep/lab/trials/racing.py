@@ -14,8 +14,8 @@ def raced(contenders: Sequence[Contender], seconds: float) -> Speed:
     """The speed of the second contender as a multiple of the first one's."""
     race = Race(contenders, Budget(seconds=seconds), lenient=True)
     ratios = race.run()
-    if REFERENCE in race.failures:  # our own: not the student's fault
-        return Speed()
+    if REFERENCE in race.failures:  # no fault of the student's, unless their code is what ended it
+        return Speed(unmeasured=f"the reference failed: {race.failures[REFERENCE]}")
     if YOURS in race.failures:
         return Speed(failed=race.failures[YOURS])
     ratio = ratios[0]

@@ -8,80 +8,20 @@ from math import isclose
 import numpy as np
 
 from lockstep.verify.foreign.finding import GRADIENT, UPDATE, Finding
-from lockstep.verify.foreign.numbers import combined, distances, factor, listed, names, own, raw
-from lockstep.verify.foreign.records import Array, Rank, Step, Truths, is_coarse
+from lockstep.verify.foreign.numbers import combined, distances, factor, listed, names, own, sizes_apart, units
+from lockstep.verify.foreign.records import Array, Step, Truths
+from lockstep.verify.foreign.tolerance import TOO_MUCH, Tolerance
 
 Note = Callable[[str, float, float, str], None]
 
-# What a difference from one process has to exceed at least, as a share of a parameter's gradient or update: where a ReLU or a max-pool is as near
-# to its kink as rounding, the gradient of a small batch jumps by a part of it.
-FLOOR, LOSS_FLOOR = 3e-3, 1e-4
-# In 16 bits, eight roundings.
-COARSE_FLOOR, COARSE_LOSS_FLOOR = 2.0**-5, 1e-2
-TIMES = 6.0
-# Where so much is allowed, a fault could be taken for rounding, and nothing is proven.
-TOO_MUCH = 0.5
-# But for gradients that are so much smaller than the others, entry by entry: they are rounding alone, as that of a bias before batch norm.
+# Gradients that are so much smaller than the others, entry by entry, are rounding alone, as that of a bias before batch norm.
 NEGLIGIBLE = 1e-3
+# So are updates that change the weights by so many roundings at most.
+ROUNDINGS = 8
 # Rounding to 16 bits moves a gradient by less than this share of it.
 ROUNDED = 2.0**-7
 # A factor is told apart from noise (dropout) if it is at least this far from 1.
 CLEAR = 1.5
-
-
-class Tolerance:
-    """What rounding does to this script, measured: its one process against the same with weights that are a few roundings away.
-
-    It grows from step to step, as rounding does, and holds for each parameter by itself.
-    """
-
-    def __init__(self, one: Rank, twin: Rank) -> None:
-        self._coarse = is_coarse([one])
-        self._floor, self._loss_floor = (COARSE_FLOOR, COARSE_LOSS_FLOOR) if self._coarse else (FLOOR, LOSS_FLOOR)
-        self._gradients: list[Array] = []
-        self._updates: list[Array] = []
-        self._losses: list[float] = []
-        for ours, theirs in zip(one, twin, strict=False):
-            if len(ours.own) != len(theirs.own):
-                break
-            self._gradients.append(self._grown(self._gradients, distances(raw(theirs), raw(ours), ours)))
-            self._updates.append(self._grown(self._updates, distances(theirs.update, ours.update, ours)))
-            a, b = ours.loss, theirs.loss
-            away = abs(a - b) / (abs(a) or 1.0) if a is not None and b is not None else 0.0
-            self._losses.append(max([away, *self._losses[-1:]]))
-
-    @staticmethod
-    def _grown(before: list[Array], now: Array) -> Array:
-        same = before and len(before[-1]) == len(now)
-        return np.maximum(now, before[-1]) if same else now
-
-    def gradients(self, at: int, count: int) -> Array:
-        return self._allowed(self._gradients, at, count)
-
-    def updates(self, at: int, count: int) -> Array:
-        return self._allowed(self._updates, at, count)
-
-    def _allowed(self, measured: list[Array], at: int, count: int) -> Array:
-        found = measured[at] if at < len(measured) and len(measured[at]) == count else np.zeros(count)
-        return np.maximum(self._floor, TIMES * found)
-
-    def says_nothing(self, allowed: Array) -> Truths:
-        """For which parameters it is so large that it would pass a fault. In 16 bits, one ReLU at its kink moves the gradient of a whole layer:
-        there, it takes half of the parameters."""
-        found: Truths = allowed >= TOO_MUCH
-        if self._coarse and float(np.median(allowed)) < TOO_MUCH:
-            found = ~np.isfinite(allowed)
-        return found
-
-    def share(self, at: int) -> float:
-        """For the gradient as a whole."""
-        measured = (
-            float(np.median(self._gradients[at])) if at < len(self._gradients) and len(self._gradients[at]) else 0.0
-        )
-        return max(self._floor, TIMES * measured)
-
-    def loss(self, at: int) -> float:
-        return max(self._loss_floor, TIMES * self._losses[at] if at < len(self._losses) else 0.0)
 
 
 def gradient(steps: list[Step], one: Step, way: str, tolerance: Tolerance, at: int, note: Note) -> Finding | None:
@@ -101,20 +41,38 @@ def gradient(steps: list[Step], one: Step, way: str, tolerance: Tolerance, at: i
         return Finding(at + 1, GRADIENT, "not finite", text, open=True)
     wrong = away > allowed
     if not wrong.any():
-        blind = tolerance.says_nothing(allowed) & ((_sizes(right, one) > NEGLIGIBLE) | ~np.isfinite(allowed))
-        return _blind(allowed, blind, "gradient", one, at) if blind.any() else None
+        return _blind("gradient", tolerance, allowed, one, at)
     key, text, is_open = _cause(steps, one, way, wrong, float(np.median(allowed)))
     return Finding(at + 1, GRADIENT, key, text, open=is_open)
 
 
-def _blind(allowed: Array, which: Truths, what: str, one: Step, at: int) -> Finding:
-    most = float(allowed[which].max()) / TIMES
-    how = f"changes by {most:.0%}, and {TIMES:.0f} times that is allowed" if np.isfinite(most) else "is not finite"
+def _blind(what: str, tolerance: Tolerance, allowed: Array, one: Step, at: int) -> Finding | None:
+    """Whether so much is allowed that nothing is proven, and what can be done about that."""
+    noted = _sizes(one.exchanged, one) > NEGLIGIBLE
+    if what == "update" and not tolerance.coarse:
+        noted &= ~_within_rounding(one)
+    blind = tolerance.says_nothing(allowed) & (noted | ~np.isfinite(allowed))
+    if not blind.any():
+        return None
+    most = float(allowed[blind].max())
+    how = f"changes so much that {most:.0%} of it has to be allowed" if np.isfinite(most) else "is not finite"
+    # What the first step computes does not depend on the learning rate.
+    advice = "prove it in float32" if tolerance.coarse else "seed whatever is random"
+    advice += f", or take a smaller learning rate or fewer steps (--steps {at})" if at else ""
     text = (
-        f"with weights that are a few roundings away, the {what} of one process {how} ({_listed(one, which)}): a fault could pass for "
-        "rounding; seed whatever is random, or take a smaller learning rate or fewer steps (--steps)"
+        f"with weights that are a few roundings away, the {what} of one process {how} ({_listed(one, blind)}): a fault could pass for "
+        f"rounding; {advice}"
     )
     return Finding(at + 1, GRADIENT if what == "gradient" else UPDATE, "rounding", text, open=True)
+
+
+def _within_rounding(step: Step) -> Truths:
+    """Where a learning rate that warms up changes the weights by a few roundings: what comes of that is rounding alone."""
+    small = np.abs(units(step) * step.weights)
+    return np.array(
+        [np.linalg.norm(step.update[part]) <= ROUNDINGS * np.linalg.norm(small[part]) for part in step.slices],
+        dtype=bool,
+    )
 
 
 def _worst(away: Array, allowed: Array) -> int:
@@ -206,9 +164,18 @@ def _near(value: Array, right: Array, allowed: float) -> bool:
 
 def update(step: Step, one: Step, tolerance: Tolerance, at: int, note: Note) -> Iterator[Finding]:
     """What the step has changed in the weights."""
-    away, allowed = distances(step.update, one.update, one), tolerance.updates(at, len(one.line.layout))
-    if not len(away):
+    count = len(one.line.layout)
+    if not count:
         return
+    known = tolerance.updates(at, count)
+    away, allowed = distances(step.update, one.update, one), known + tolerance.single_signs(one, at)
+    if tolerance.takes_signs(at):
+        # Where too many of them are open, how large the update is can be told all the same.
+        by_size = (away <= allowed) & (allowed >= TOO_MUCH) & np.isfinite(allowed)
+        by_size &= (_sizes(one.exchanged, one) > NEGLIGIBLE) & ~_within_rounding(one)
+        sizes = tolerance.sizes(at, count)
+        away = np.where(by_size, sizes_apart(step.update, one.update, one), away)
+        known, allowed = np.where(by_size, sizes, known), np.where(by_size, sizes, allowed)
     worst = _worst(away, allowed)
     note(
         "update against one process",
@@ -222,9 +189,8 @@ def update(step: Step, one: Step, tolerance: Tolerance, at: int, note: Note) -> 
         return
     wrong = away > allowed
     if not wrong.any():
-        # By the median: Adam makes steps of one size also of gradients that are rounding alone.
-        if float(np.median(allowed)) >= TOO_MUCH:
-            yield _blind(allowed, allowed >= TOO_MUCH, "update", one, at)
+        if blind := _blind("update", tolerance, known, one, at):
+            yield blind
         return
     named = _listed(step, wrong)
     part = one.slices[worst]

@@ -10,7 +10,7 @@ import numpy as np
 
 from lockstep.units import counted
 from lockstep.verify.checks import Check, Worst
-from lockstep.verify.foreign.compared import Tolerance, gradient, update
+from lockstep.verify.foreign.compared import gradient, update
 from lockstep.verify.foreign.data import Samples
 from lockstep.verify.foreign.exchange import exchanged, untouched
 from lockstep.verify.foreign.finding import (
@@ -28,6 +28,7 @@ from lockstep.verify.foreign.finding import (
 from lockstep.verify.foreign.numbers import factor, listed
 from lockstep.verify.foreign.records import Rank, Step
 from lockstep.verify.foreign.shards import gathered, starts_alike
+from lockstep.verify.foreign.tolerance import Tolerance
 
 SAME, DIFFERENT, OPEN = "same", "different", "not proven"
 

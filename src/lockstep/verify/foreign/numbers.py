@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -56,13 +56,21 @@ def beyond(difference: Array, bound: Array, step: Step) -> Array:
 
 def distances(found: Array, right: Array, step: Step) -> Array:
     """For each parameter, the distance as a share of its length; what is negligible beside the whole gradient is rounding alone."""
+    return _shares(right, step, lambda part: float(np.linalg.norm(found[part] - right[part])))
+
+
+def sizes_apart(found: Array, right: Array, step: Step) -> Array:
+    """For each parameter, how far the lengths are apart, in the same way, whatever the directions are."""
+    return _shares(right, step, lambda part: abs(float(np.linalg.norm(found[part]) - np.linalg.norm(right[part]))))
+
+
+def _shares(right: Array, step: Step, away: Callable[[slice], float]) -> Array:
     whole = float(np.linalg.norm(right)) / max(1.0, np.sqrt(len(right)))
     result = []
     for part in step.slices:
         least = 4 * UNIT["float32"] * whole * np.sqrt(max(1, part.stop - part.start))
         length = float(np.linalg.norm(right[part])) + least + SMALLEST
-        away = float(np.linalg.norm(found[part] - right[part]))
-        result.append(away / length if np.isfinite(away) else np.inf)
+        result.append(away(part) / length if np.isfinite(away(part)) else np.inf)
     return np.array(result)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -22,11 +23,15 @@ from lockstep.inside.witness import SETTINGS
 from lockstep.launch.ending import signals_as_interrupt
 from lockstep.reading import read_file
 from lockstep.turns import guard
+from lockstep.units import counted
+from lockstep.verify.foreign import undo
 from lockstep.verify.foreign.records import Order, Rank, done, problem, read
 
 LOOK_S = 0.1
 # One rank has all its steps, and the others take none any more: they wait for it.
 STUCK_S = 30.0
+# No rank has all its steps, none takes any, and the command says nothing: as long as PyTorch waits for a collective.
+SILENT_S = 1800.0
 # How long the guard has to end all that the command has started.
 END_S = 10.0
 OUTPUT = "output.txt"
@@ -71,7 +76,7 @@ def _run(argv: Sequence[str], folder: Path) -> int:
     ours = str(Path(site.__file__).parent)
     paths = [ours, *([os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else [])]
     environment = {**guard.environment(), PROOF: str(folder), "PYTHONPATH": os.pathsep.join(paths)}
-    words = [sys.executable, "-P", guard.__file__, *argv]
+    words = [sys.executable, "-P", undo.__file__, str(folder), *argv]
     with (folder / OUTPUT).open("wb") as output, signals_as_interrupt():
         process = subprocess.Popen(
             words, env=environment, start_new_session=True, stdout=output, stderr=output, stdin=subprocess.DEVNULL
@@ -80,22 +85,44 @@ def _run(argv: Sequence[str], folder: Path) -> int:
             return process.returncode if _finished_by_itself(process, folder) else 0
         finally:
             (folder / OVER).touch()
-            guard.end(process, END_S)
+            _end(process)
+            problems = undo.undo(folder)
+            if problems:
+                raise RunFailed(f"verify: a file could not be put back: {'; '.join(problems)}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Wait, however long it takes: it puts back what the command has overwritten. Whoever is in a hurry has to kill us, and it goes on."""
+    process.terminate()
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        guard.send(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _finished_by_itself(process: subprocess.Popen[bytes], folder: Path) -> bool:
-    seen, since = 0, time.monotonic()
+    seen = said = 0
+    stepped = spoke = time.monotonic()
     while True:
         with suppress(subprocess.TimeoutExpired):
             process.wait(LOOK_S)
             return True
+        now = time.monotonic()
         complete, world, steps = done(folder)
         if world and complete == world:
             return False
         if steps != seen:
-            seen, since = steps, time.monotonic()
-        if complete and time.monotonic() - since > STUCK_S:
+            seen, stepped = steps, now
+        if (words := (folder / OUTPUT).stat().st_size) != said:
+            said, spoke = words, now
+        if complete and now - stepped > STUCK_S:
             return False
+        if now - max(stepped, spoke) > SILENT_S:
+            raise RunFailed(
+                f"verify: for {SILENT_S / 60:g} minutes the command has taken no step and said nothing, after {counted(steps, 'step')} of all "
+                f"ranks; its last words: {_last_words(folder)}"
+            )
 
 
 def _last_words(folder: Path) -> str:

@@ -16,6 +16,7 @@ from lockstep.verify.foreign.finding import ORDER_OF
 from lockstep.verify.foreign.judge import Judge, Verdict
 from lockstep.verify.foreign.observe import Watched, observe
 from lockstep.verify.foreign.records import Order, Rank, is_coarse, rows_of_pass
+from lockstep.verify.foreign.undo import left
 
 # How far the twin's weights are moved, as a share of themselves: 32 roundings; in 16 bits, one.
 PERTURBED, PERTURBED_COARSELY = 32 * 2.0**-24, 2.0**-8
@@ -45,6 +46,8 @@ def prove(
 ) -> Verdict:
     """Run the command three times below `folder`, for a few steps each, and judge."""
     of, alone = planned.ranks, planned.alone
+    for line in left(folder.parent):
+        tell(line)
     tell(f"1/3  {of} ranks: {' '.join(planned.together)}")
     many = observe(f"{of} ranks", planned.together, folder / "ranks", Watched(steps, no_dropout))
     if len(many) != of:
