@@ -59,13 +59,13 @@ def undo(records: Path) -> list[str]:
     for each in sorted(new, key=lambda each: each.path, reverse=True):  # what is in a folder comes before it
         try:
             _delete(each, each.path in holds)
-            shutil.rmtree(each.entry)
+            _forget(each)
         except OSError as error:
             problems.append(f"{each.path}: {error.strerror}; it is new, and should not be left")
     for each in [each for each in noted if each.was_there]:
         try:
             _put_back(each)
-            shutil.rmtree(each.entry)
+            _forget(each)
         except OSError as error:
             problems.append(f"{each.path}: {error.strerror}; what it was is in {each.copy}")
     if not problems and folder.exists():
@@ -99,6 +99,11 @@ def _put_back(noted: Noted) -> None:
     except OSError:
         beside.unlink(missing_ok=True)
         raise
+
+
+def _forget(noted: Noted) -> None:
+    """At once: an entry that has lost its copy alone would say that its path is new."""
+    shutil.rmtree(noted.entry.rename(noted.entry.with_name(f".{noted.entry.name}")))
 
 
 def _same(path: Path, copy: Path) -> bool:
