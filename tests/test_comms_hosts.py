@@ -136,10 +136,17 @@ def test_whoever_stops_it_the_nodes_are_free(on_cluster: Cli, number: signal.Sig
             "has a command on each host, and comms is one command: choose launcher=slurm",
         ),
         (["link=1gbit"], "link=1gbit needs emulated hosts: add hosts=emulated:2"),
-        (["hosts=2", "launcher=mpirun"], "launcher=mpirun stays on one host"),
+        (
+            ["hosts=2", "launcher=mpirun"],
+            "launcher=mpirun stays on one host, not hosts=2: choose launcher=slurm slurm.ranks_by=mpirun",
+        ),
         (["hosts=2", "ranks=3", "launcher=slurm"], "ranks=3 do not divide over hosts=2: choose ranks=2"),
         (["ranks=2", "--ranks", "2"], "ranks=2 and --ranks say the same twice"),
         (["launcher=torchrun", "backend=mpi"], "--backend mpi: it needs ranks that MPI started, not launcher=torchrun"),
+        (
+            ["launcher=slurm", "hosts=2", "ranks=2", "slurm.ranks_by=torchrun", "backend=mpi"],
+            "not slurm.ranks_by=torchrun",
+        ),
     ],
 )
 def test_wrong_words(cli: Cli, words: list[str], message: str) -> None:

@@ -71,9 +71,9 @@ def works_at(backend: str, where: Placement) -> str | None:
     by_slurm = where.launcher == "slurm" and where.slurm.ranks_by != "torchrun"
     by_mpi = where.launcher in ("auto", "mpirun") and not where.emulated
     if backend == "mpi" and not by_slurm and not by_mpi:
-        return (
-            f"it needs ranks that MPI started, not launcher={'spawn' if where.launcher == 'auto' else where.launcher}"
-        )
+        by = "spawn" if where.launcher == "auto" else where.launcher
+        said = f"slurm.ranks_by={where.slurm.ranks_by}" if by == "slurm" else f"launcher={by}"
+        return f"it needs ranks that MPI started, not {said}"
     return None
 
 

@@ -72,9 +72,10 @@ def _check_hosts(placement: Placement) -> None:
     elif placement.link is not None:
         raise InputError(f"link={placement.link} needs emulated hosts: add hosts=emulated:2")
     elif hosts > 1 and launcher in ("single", "spawn", "mpirun"):
-        raise InputError(
-            f"launcher={launcher} stays on one host, not hosts={hosts}: choose launcher=torchrun or launcher=slurm"
+        beyond = (
+            "launcher=slurm slurm.ranks_by=mpirun" if launcher == "mpirun" else "launcher=torchrun or launcher=slurm"
         )
+        raise InputError(f"launcher={launcher} stays on one host, not hosts={hosts}: choose {beyond}")
     if launcher == "ray":
         _check_ray(placement)
     if placement.max_restarts and launcher != "torchrun":
@@ -105,8 +106,11 @@ def _check_backend(placement: Placement) -> None:
         raise InputError("backend=nccl works on CUDA only: choose backend=gloo for device=cpu")
     if backend in ("mpi", "shm") and placement.device == "cuda":
         raise InputError(f"backend={backend} works on CPUs only: choose backend=nccl for device=cuda")
-    by_slurm = placement.launcher == "slurm" and placement.slurm.ranks_by != "torchrun"
-    if backend == "mpi" and placement.launcher != "mpirun" and not by_slurm:
+    if backend == "mpi" and placement.launcher == "slurm" and placement.slurm.ranks_by == "torchrun":
+        raise InputError(
+            "backend=mpi needs ranks that MPI started, not slurm.ranks_by=torchrun: choose slurm.ranks_by=mpirun"
+        )
+    if backend == "mpi" and placement.launcher not in ("mpirun", "slurm"):
         raise InputError(
             f"backend=mpi needs ranks that MPI started, not launcher={placement.launcher}: choose launcher=mpirun, "
             "or launcher=slurm with slurm.ranks_by=mpirun"
