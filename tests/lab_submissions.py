@@ -91,6 +91,12 @@ KINDS = {
 }
 
 
+def of_one_run() -> str:
+    """`mini` with its first run alone."""
+    text = LAB.partition('[[tasks]]\nname = "two"')[0].replace('of = "two"\nover = "one"', 'of = "one"')
+    return text + "[[tasks]]" + LAB.rpartition("[[tasks]]")[2].replace('of = "two"', 'of = "one"')
+
+
 def write_labs(folder: Path) -> None:
     """`mini`, and one lab for each kind of code."""
     (folder / "mini").mkdir(parents=True)

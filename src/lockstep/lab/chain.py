@@ -71,11 +71,15 @@ class Chain:
             if exists(path):  # another command may have written meanwhile
                 self.records = Chain.read(path).records
             number = len(self.records)
-            record = Record(number=number, kind=kind, time=time.time(), previous=self.head, body=body)
+            record = Record(number=number, kind=kind, time=self._now(), previous=self.head, body=body)
             record = msgspec.structs.replace(record, hash=record.digest())
             append_line(path, msgspec.to_builtins(record))
         self.records.append(record)
         return record
+
+    def _now(self) -> float:
+        """A clock that was set back does not make a record older than the one before it."""
+        return max(time.time(), self.records[-1].time if self.records else 0.0)
 
     @property
     def head(self) -> str:

@@ -99,7 +99,7 @@ class LabFolder:
             raise InputError(f"{self.runs / name_of_run} is in the way, and is not in the ledger: move it away")
         run, spec = prepare(recipe, placement, Options(), self.runs, name_of_run, check=lambda spec: check(spec, tell))
         # Every start is on record: a run that was thrown away shows.
-        self.chain.append(self.ledger, "start", task=name, run=run.id, words=list(words))
+        self.chain.append(self.ledger, "start", task=name, run=run.id, words=list(words), created=spec.created)
         tell(spec.plan.line())
         execute(run, spec, progress=progress)
         self.chain.append(self.ledger, "run", task=name, run=run.id, seal=seal.seal(run))

@@ -19,6 +19,7 @@ import msgspec
 from lockstep.errors import InputError
 from lockstep.lab import again, chain, own_code, seal
 from lockstep.lab.again import Answer
+from lockstep.lab.chain import Chain, Record
 from lockstep.lab.definition import CODE, Lab
 from lockstep.lab.graded import Graded, name_of, nothing
 from lockstep.lab.hand_in import LAB, Submission, submission
@@ -147,7 +148,7 @@ class _Grading:
                     found.problems += unlike
                     if found.spec.id != name:
                         found.problems.append(f"its run.json is that of run '{printable(found.spec.id)[:60]}'")
-                    if not started[0].time - CLOCK_S <= found.spec.created <= record.time + CLOCK_S:
+                    if not _made_then(found.spec.created, started[0], record):
                         found.problems.append("it was made at another time than its ledger says")
                 found.problems += [text.removeprefix(f"run {run.id}: ") for text in seal.broken(run, digests)]
             self._runs[task.name] = found
@@ -219,6 +220,12 @@ class _Grading:
 
 
 def _twins(runs: Sequence[Inspected]) -> list[str]:
+def _made_then(created: float, start: Record, end: Record) -> bool:
+    """Whether a run is as old as its ledger says. The start of a run in an older ledger has no `created`."""
+    told = start.body.get("created")
+    return created == told if told is not None else start.time - CLOCK_S <= created <= end.time + CLOCK_S
+
+
     """One run that was handed in for two tasks."""
     return [
         f"run '{one.run.id}' has the records of run '{other.run.id}'"
