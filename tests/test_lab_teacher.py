@@ -60,3 +60,15 @@ def test_a_clock_that_was_set_back_during_a_run_is_not_held_against_it(desk: Cli
     second["time"] = first["time"] - 3600
     path.write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
     assert inspect("one", Run(path.parent)).problems == []
+
+
+def test_a_run_that_was_removed_is_missing(desk: Cli) -> None:
+    shutil.copytree(desk.folder / "ana", desk.folder / "removed")
+    shutil.rmtree(desk.folder / "removed/runs/one-1")
+    status = desk("lab", "status", "--folder", "removed")
+    assert status.returncode == 0, status.stderr
+    assert "missing; run it again" in status.stdout
+    assert "not measured yet" in status.stdout
+    handed = desk("lab", "hand-in", "--folder", "removed", "-o", "removed.lab.zip")
+    assert handed.returncode == 0, handed.stderr
+    assert "there is nothing for task 'one'" in handed.stderr

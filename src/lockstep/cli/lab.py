@@ -152,6 +152,8 @@ def status(folder: Path, as_json: bool) -> None:
         told = "missing" if task.name in left else "there"
         if task.kind == "run" and (made := lab.run_of(task.name)):
             told = f"run {made.id}"
+        if task.kind == "run" and task.name in left and lab.chain.of("run", task.name):
+            told = "missing; run it again"
         if task.kind in CODE:
             told = f"complete {task.file}, then lockstep lab check ."
         if task.kind == "predict" and task.name not in left:

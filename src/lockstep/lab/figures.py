@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.measure import phases
+from lockstep.run import Run
 
 Rows = np.ndarray[Any, Any]
 
@@ -21,6 +22,12 @@ class Measured:
     test_accuracy: float | None
     """The share of test samples that are right: as recorded."""
     weights_bytes: int = 0
+
+    @classmethod
+    def of(cls, run: Run, rows: Sequence[Rows], test_accuracy: float | None) -> Measured:
+        """With the size of the run's weights."""
+        weights = run.folder / "model.pt"
+        return cls(rows, test_accuracy, weights.stat().st_size if weights.is_file() else 0)
 
 
 @dataclass(frozen=True)

@@ -123,9 +123,10 @@ class LabFolder:
     # ---- what is there
 
     def run_of(self, task: str) -> Run | None:
-        """The newest run of a task that ended well."""
+        """The newest run of a task that ended well; None where its folder is gone, too."""
         record = self.chain.newest("run", task)
-        return Run(self.runs / str(record.body.get("run"))) if record else None
+        run = Run(self.runs / str(record.body.get("run"))) if record else None
+        return run if run and exists(run.folder / seal.SPEC) else None
 
     def predicted(self, task: str) -> float | None:
         record = self.chain.newest("prediction", task)
@@ -177,9 +178,7 @@ def recorded(run: Run) -> Measured:
         if not len(found):
             raise Damaged(f"run {run.id}: rank {rank} has no step records")
         rows.append(found)
-    summary = run.summary() or {}
-    weights = run.folder / "model.pt"
-    return Measured(rows, summary.get("test_accuracy"), weights.stat().st_size if weights.is_file() else 0)
+    return Measured.of(run, rows, (run.summary() or {}).get("test_accuracy"))
 
 
 def make(name: str, folder: Path, student: str) -> LabFolder:

@@ -62,8 +62,7 @@ class Inspected:
 
     @property
     def measured(self) -> Measured:
-        weights = self.run.folder / "model.pt"
-        return Measured(self.rows, self.test_accuracy, weights.stat().st_size if weights.is_file() else 0)
+        return Measured.of(self.run, self.rows, self.test_accuracy)
 
     @property
     def tested(self) -> bool:
