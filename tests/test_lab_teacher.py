@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
+import signal
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,10 +16,11 @@ import lab_solver
 import lab_submissions as wrong
 from lockstep.lab import chain
 from lockstep.lab.chain import Chain
-from lockstep.lab.folder import make
+from lockstep.lab.folder import LabFolder, make
+from lockstep.lab.hand_in import hand_in
 from lockstep.lab.inspect import inspect
 from lockstep.run import Run
-from support import Cli
+from support import Cli, wait_for
 
 
 def test_a_ledger_is_whole_after_a_clock_was_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,3 +75,43 @@ def test_a_run_that_was_removed_is_missing(desk: Cli) -> None:
     handed = desk("lab", "hand-in", "--folder", "removed", "-o", "removed.lab.zip")
     assert handed.returncode == 0, handed.stderr
     assert "there is nothing for task 'one'" in handed.stderr
+
+
+HANGS = """
+import time
+from pathlib import Path
+
+Path({marker!r}).touch()
+time.sleep(1000)
+"""
+
+
+@pytest.mark.cold
+def test_ctrl_c_keeps_what_is_graded_so_far(cli: Cli) -> None:
+    wrong.write_labs(cli.folder / "labs")
+    marker = cli.folder / "begun"
+    made = make(str(cli.folder / "labs/ring"), cli.folder / "ben", "Ben")
+    hand_in(made, cli.folder / "ana.lab.zip", "Ana Li")
+    (made.path / "ring.py").write_text(HANGS.format(marker=str(marker)))
+    for name in ("ben", "cem"):
+        hand_in(LabFolder(made.path), cli.folder / f"{name}.lab.zip", name)
+    files = [f"{name}.lab.zip" for name in ("ana", "ben", "cem")]
+    process = cli.start("lab", "check", "--lab", "labs/ring", *files, "-o", "grades")
+    wait_for(marker.exists, seconds=60, what="the second hand-in to be graded")
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert errors.splitlines()[-1] == (
+        "lockstep: lab check: stopped: 2 of 3 hand-ins are not graded: 'ben.lab.zip', 'cem.lab.zip'"
+    )
+    with (cli.folder / "grades/class.csv").open() as file:
+        assert [row["file"] for row in csv.DictReader(file)] == ["ana.lab.zip"]
+    assert (cli.folder / "grades/Ana-Li/results.json").is_file()
+    again = cli.start("lab", "check", "--lab", "labs/ring", "ben.lab.zip", "-o", "none")
+    marker.unlink()
+    wait_for(marker.exists, seconds=60, what="a single hand-in to be graded")
+    again.send_signal(signal.SIGINT)
+    _, errors = again.communicate(timeout=60)
+    assert again.returncode == 130, errors
+    assert "1 of 1 hand-in is not graded" in errors
+    assert not (cli.folder / "none").exists()

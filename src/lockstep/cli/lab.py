@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,8 @@ import click
 
 from lockstep.cli.options import SECONDS, data_root_option, json_option
 from lockstep.cli.output import check_output, console, next_step, note, print_json, print_table, styled, writing
-from lockstep.errors import InputError, RunFailed
+from lockstep.errors import InputError, RunCancelled, RunFailed
+from lockstep.text import some
 from lockstep.units import counted
 
 if TYPE_CHECKING:
@@ -150,10 +152,10 @@ def status(folder: Path, as_json: bool) -> None:
     left, rows = missing(lab), []
     for task in lab.lab.tasks:
         told = "missing" if task.name in left else "there"
-        if task.kind == "run" and (made := lab.run_of(task.name)):
-            told = f"run {made.id}"
         if task.kind == "run" and task.name in left and lab.chain.of("run", task.name):
             told = "missing; run it again"
+        if task.kind == "run" and (made := lab.run_of(task.name)):
+            told = f"run {made.id}"
         if task.kind in CODE:
             told = f"complete {task.file}, then lockstep lab check ."
         if task.kind == "predict" and task.name not in left:
@@ -233,27 +235,17 @@ def check(
     as_json: bool,
 ) -> None:
     """Grade what was handed in, from its records: nothing that a student states is believed."""
-    from lockstep.lab import definition
     from lockstep.lab.copies import find_copies
-    from lockstep.lab.given import check_there, graded_as_given
-    from lockstep.lab.graded import ungradable
+    from lockstep.lab.given import check_there
     from lockstep.lab.pages import document, write
-    from lockstep.report.progress import StatusLine
 
     check_there(submissions)
     if output:
         check_output(output, folder=True)
-    lab = definition.read_template(definition.find(name)) if name else None
-    everyone: list[Graded] = []
-    with StatusLine() as line:
-        for path in submissions:
-            try:
-                everyone.append(graded_as_given(path, name, data_root, line.show, 0.0 if no_race else race))
-            except Exception as error:
-                if len(submissions) == 1 and not output:
-                    raise
-                # What is not a hand-in has a page, and does not keep the others from their grades.
-                everyone.append(ungradable(path, error, lab))
+    everyone = _graded(submissions, name, data_root, 0.0 if no_race else race, one_line=not output)
+    left = submissions[len(everyone) :]
+    if not everyone:
+        raise RunCancelled(_left(left, submissions))
     find_copies(everyone)
     if output:
         with writing(output):
@@ -264,13 +256,43 @@ def check(
         _print(everyone)
     if output:
         note(f"pages and results.json are in {output}; the class is in {table}")
-    elif not as_json:
+    elif not as_json and not left:
         next_step(f"lockstep lab check {shlex.join(map(str, submissions[:3]))} -o grades (a page for each student)")
+    if left:
+        raise RunCancelled(_left(left, submissions))
     wrong = [graded for graded in everyone if not graded.right]
     if wrong:
         raise RunFailed(
             f"lab check: {counted(len(wrong), 'hand-in')} of {len(everyone)}: something is wrong or missing"
         )
+
+
+def _graded(
+    submissions: tuple[Path, ...], name: str | None, data_root: str | None, race_s: float, one_line: bool
+) -> list[Graded]:
+    """One after the other; Ctrl-C ends it with those that are graded by then. `one_line`: a single one that is no hand-in is an error."""
+    from lockstep.lab import definition
+    from lockstep.lab.given import graded_as_given
+    from lockstep.lab.graded import ungradable
+    from lockstep.report.progress import StatusLine
+
+    lab = definition.read_template(definition.find(name)) if name else None
+    everyone: list[Graded] = []
+    with StatusLine() as line, suppress(KeyboardInterrupt):
+        for path in submissions:
+            try:
+                everyone.append(graded_as_given(path, name, data_root, line.show, race_s))
+            except Exception as error:
+                if len(submissions) == 1 and one_line:
+                    raise
+                # What is not a hand-in has a page, and does not keep the others from their grades.
+                everyone.append(ungradable(path, error, lab))
+    return everyone
+
+
+def _left(left: tuple[Path, ...], of: tuple[Path, ...]) -> str:
+    are = "is" if len(left) == 1 else "are"
+    return f"lab check: stopped: {len(left)} of {counted(len(of), 'hand-in')} {are} not graded: {some([path.name or str(path) for path in left])}"
 
 
 def _open(folder: Path) -> LabFolder:
