@@ -14,13 +14,34 @@ import pytest
 
 import lab_solver
 import lab_submissions as wrong
-from lockstep.lab import chain
+from lockstep.errors import InputError
+from lockstep.lab import chain, definition
 from lockstep.lab.chain import Chain
 from lockstep.lab.folder import LabFolder, make
 from lockstep.lab.hand_in import hand_in
 from lockstep.lab.inspect import inspect
 from lockstep.run import Run
 from support import Cli, wait_for
+
+
+@pytest.mark.parametrize(
+    ("word", "named"),
+    [
+        ("model=nets.py:Net", "one: model=nets.py:Net names a file"),
+        ("model=nets:Net", "one: model=nets:Net names a file"),
+        ("metrics=accuracy,nets.py:top2", "one: metrics=nets.py:top2 names a file"),
+        ("model=torchvision.models:resnet18", None),
+    ],
+)
+def test_a_lab_whose_runs_need_the_teachers_file_is_refused(tmp_path: Path, word: str, named: str | None) -> None:
+    (tmp_path / "nets.py").write_text("")
+    (tmp_path / "lab.toml").write_text(wrong.LAB.replace('words = "ranks=1"', f'words = "ranks=1 {word}"'))
+    if named is None:
+        assert definition.read(tmp_path).name == "mini"
+        return
+    with pytest.raises(InputError, match="which grading does not have") as error:
+        definition.read(tmp_path)
+    assert named in str(error.value)
 
 
 def test_a_ledger_is_whole_after_a_clock_was_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,10 @@ from lockstep import toml
 from lockstep.errors import InputError
 from lockstep.lab.figures import FIGURES
 from lockstep.placement import Placement
-from lockstep.reading import is_file
+from lockstep.plugins import is_spec
+from lockstep.reading import exists, is_file
 from lockstep.recipe import Recipe
-from lockstep.settings import is_key
+from lockstep.settings import dotted, is_key
 from lockstep.text import listed
 from lockstep.words import read_words
 
@@ -131,7 +133,7 @@ def read(folder: Path) -> Lab:
     content = toml.read(path, "lab")
     try:
         lab = msgspec.convert(content, Lab)
-        for problem in _problems(lab):
+        for problem in _problems(lab, folder):
             raise ValueError(problem)
     except ValueError as error:
         raise InputError(f"{path}: {error}") from None
@@ -149,7 +151,7 @@ def read_template(folder: Path) -> Lab:
     return lab
 
 
-def _problems(lab: Lab) -> Iterator[str]:
+def _problems(lab: Lab, folder: Path) -> Iterator[str]:
     names = [task.name for task in lab.tasks]
     if twice := [name for name in names if names.count(name) > 1]:
         yield f"two tasks are called '{twice[0]}'"
@@ -171,7 +173,26 @@ def _problems(lab: Lab) -> Iterator[str]:
                 yield f"{task.name}: free: '{naming[0]}' may name code, which grading would import"
             if strange := [key for key in task.free if not is_key(key)]:
                 yield f"{task.name}: free: '{strange[0]}' is not a setting"
-            lab.settings(task)
+            yield from _own_code(lab, task, folder)
+
+
+def _own_code(lab: Lab, task: Task, folder: Path) -> Iterator[str]:
+    """Settings that name a file of the teacher's: it is on the disk of neither the student nor the process that computes a run again."""
+    settings = dotted(*lab.settings(task))
+    for key in NAMES_CODE:
+        for name in filter(is_spec, map(str.strip, str(settings[key]).split(","))):
+            where = name.rpartition(":")[0]
+            module = where.partition(".")[0]
+            if where.endswith(".py") or exists(folder / f"{module}.py") or exists(folder / module):
+                yield (
+                    f"{task.name}: {key}={name} names a file, which grading does not have: name what comes with Lockstep, "
+                    f"or code of an installed package ({key}=package.module:name)"
+                )
+
+
+def digest(folder: Path) -> str:
+    """The SHA-256 of a lab's lab.toml: two labs of one name may ask for different things."""
+    return hashlib.sha256((folder / FILE).read_bytes()).hexdigest()
 
 
 def builtin() -> list[Lab]:
