@@ -17,11 +17,45 @@ import lab_submissions as wrong
 from lockstep.errors import InputError
 from lockstep.lab import chain, definition
 from lockstep.lab.chain import Chain
+from lockstep.lab.definition import BUILTIN
 from lockstep.lab.folder import LabFolder, make
 from lockstep.lab.hand_in import hand_in
 from lockstep.lab.inspect import inspect
 from lockstep.run import Run
 from support import Cli, wait_for
+
+OTHER_LAB = "was made from another lab.toml"
+
+
+def copied(folder: Path, changed: bool) -> Path:
+    """A built-in lab as a teacher's own folder, under its old name."""
+    shutil.copytree(BUILTIN / "devices", folder)
+    path = folder / "lab.toml"
+    path.write_text(path.read_text() + "# for my class\n" * changed)
+    return folder
+
+
+def test_a_changed_copy_of_a_lab_is_not_graded_by_lockstep_in_silence(cli: Cli) -> None:
+    own = copied(cli.folder / "labs/devices", changed=True)
+    hand_in(make(str(own), cli.folder / "ana", "Ana Li"), cli.folder / "ana.lab.zip")
+    hand_in(make("devices", cli.folder / "bob", "Bob"), cli.folder / "bob.lab.zip")
+    assert OTHER_LAB in " ".join(cli("lab", "check", "ana.lab.zip").stdout.split())
+    assert OTHER_LAB in " ".join(cli("lab", "check", "ana").stdout.split())
+    assert OTHER_LAB not in cli("lab", "check", "ana.lab.zip", "--lab", "labs/devices").stdout
+    assert OTHER_LAB not in cli("lab", "check", "bob.lab.zip").stdout
+    assert OTHER_LAB in " ".join(cli("lab", "check", "bob.lab.zip", "--lab", "labs/devices").stdout.split())
+
+
+@pytest.mark.parametrize("changed", [True, False])
+def test_a_name_that_means_two_labs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: bool) -> None:
+    monkeypatch.chdir(tmp_path)
+    copied(tmp_path / "devices", changed)
+    assert definition.find("./devices") == Path("devices")
+    if not changed:
+        assert definition.find("devices") == BUILTIN / "devices"
+        return
+    with pytest.raises(InputError, match=r"say \./devices for the folder, or type this elsewhere for Lockstep's"):
+        definition.find("devices")
 
 
 @pytest.mark.parametrize(

@@ -200,11 +200,21 @@ def builtin() -> list[Lab]:
     return [read(path.parent) for path in sorted(BUILTIN.glob(f"*/{FILE}"))]
 
 
+def is_builtin(name: str) -> bool:
+    return "/" not in name and is_file(BUILTIN / name / FILE)
+
+
 def find(name: str) -> Path:
-    """The folder of a lab: one that comes with Lockstep, or a folder of the teacher's own."""
-    if is_file(BUILTIN / name / FILE) and "/" not in name:
+    """The folder of a lab that somebody has named: one that comes with Lockstep, or a folder of the teacher's own."""
+    own = Path(name)
+    if is_builtin(name):
+        if is_file(own / FILE) and digest(own) != digest(BUILTIN / name):
+            raise InputError(
+                f"lab '{name}' comes with Lockstep, and is a folder here, with another {FILE}: say ./{name} for the folder, "
+                "or type this elsewhere for Lockstep's"
+            )
         return BUILTIN / name
-    if is_file(Path(name) / FILE):
-        return Path(name)
+    if is_file(own / FILE):
+        return own
     known = ", ".join(path.parent.name for path in sorted(BUILTIN.glob(f"*/{FILE}")))
     raise InputError(f"no lab '{name}': there are {known}; a lab of your own is a folder with a {FILE}")

@@ -9,7 +9,6 @@ runs/                  what `lockstep lab run` has trained
 
 from __future__ import annotations
 
-import hashlib
 import math
 import shlex
 import shutil
@@ -199,10 +198,8 @@ def make(name: str, folder: Path, student: str) -> LabFolder:
                 write_atomically(folder / path.name, path.read_bytes())
         write_atomically(folder / "README.md", readme.student_page(lab, _intro(source)).encode())
         write_atomically(folder / ANSWERS, readme.answers_template(lab).encode())
-        digest = hashlib.sha256((folder / definition.FILE).read_bytes()).hexdigest()
-        Chain([]).append(
-            folder / chain.FILE, "lab", lab=lab.name, student=student, nonce=chain.nonce(), lab_sha256=digest
-        )
+        body = {"lab": lab.name, "student": student, "nonce": chain.nonce(), "lab_sha256": definition.digest(folder)}
+        Chain([]).append(folder / chain.FILE, "lab", **body)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

@@ -12,7 +12,7 @@ from lockstep.lab.folder import LabFolder
 from lockstep.lab.grade import Tell, grade
 from lockstep.lab.graded import Graded, name_of
 from lockstep.lab.hand_in import HAND_IN, hand_in, is_unpacked, manifest_of, pack_again
-from lockstep.reading import exists, is_dir, is_file
+from lockstep.reading import exists, is_dir
 from lockstep.text import printable
 
 
@@ -47,19 +47,19 @@ def graded_as_given(path: Path, name: str | None, data_root: str | None, tell: T
 
 def _file(path: Path, name: str | None, data_root: str | None, tell: Tell, race_s: float) -> Graded:
     stated = name or manifest_of(path).lab
-    if not name and not _is_builtin(stated):  # it may be the path of a lab.toml that the student has written
+    if not name and not definition.is_builtin(stated):  # it may be the path of a lab.toml that the student has written
         raise InputError(
             f"{path}: lab '{printable(stated)[:60]}' does not come with Lockstep: name its folder, --lab FOLDER"
         )
-    template = definition.find(stated)
+    template = _template(name, stated)
     return grade(path, definition.read(template), template, data_root, tell, race_s)
 
 
 def _folder(path: Path, file: Path, name: str | None, data_root: str | None, tell: Tell, race_s: float) -> Graded:
     """A lab folder, which `file` is made of for the time being."""
     lab = LabFolder(path)
-    its_own = not name and not _is_builtin(lab.lab.name)
-    template = path if its_own else definition.find(name or lab.lab.name)
+    its_own = not name and not definition.is_builtin(lab.lab.name)
+    template = path if its_own else _template(name, lab.lab.name)
     hand_in(lab, file, lab.student or "you", close=False)
     graded = grade(file, definition.read(template), template, data_root, tell, race_s, handed_in=False)
     if not lab.student:  # folders of two students may have one name, and other places
@@ -69,5 +69,6 @@ def _folder(path: Path, file: Path, name: str | None, data_root: str | None, tel
     return graded
 
 
-def _is_builtin(name: str) -> bool:
-    return "/" not in name and is_file(definition.BUILTIN / name / definition.FILE)
+def _template(name: str | None, stated: str) -> Path:
+    """Where the lab is that grades: what the teacher has named, else Lockstep's, whatever folders are here."""
+    return definition.find(name) if name else definition.BUILTIN / stated

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from lockstep.errors import InputError
-from lockstep.lab import again, chain, own_code, seal
+from lockstep.lab import again, chain, definition, own_code, seal
 from lockstep.lab.again import Answer
 from lockstep.lab.chain import Chain, Record
 from lockstep.lab.definition import CODE, Lab
@@ -97,6 +97,7 @@ class _Grading:
         others = _other_names(self._handed)
         graded.foreign = bool(others)
         graded.flags += others
+        graded.flags += _other_lab(ledger, self._template)
         graded.flags += [f"{name} {what}" for name, what in self._changed.items()]
         graded.notes += self._handed.problems
         self._read_runs()
@@ -219,13 +220,13 @@ class _Grading:
                 self._verdicts[task.name] = msgspec.structs.replace(verdict, speed=speed)
 
 
-def _twins(runs: Sequence[Inspected]) -> list[str]:
 def _made_then(created: float, start: Record, end: Record) -> bool:
     """Whether a run is as old as its ledger says. The start of a run in an older ledger has no `created`."""
     told = start.body.get("created")
     return created == told if told is not None else start.time - CLOCK_S <= created <= end.time + CLOCK_S
 
 
+def _twins(runs: Sequence[Inspected]) -> list[str]:
     """One run that was handed in for two tasks."""
     return [
         f"run '{one.run.id}' has the records of run '{other.run.id}'"
@@ -240,6 +241,21 @@ def _other_names(handed: Submission) -> list[str]:
     said = (str(one.body.get("student") or "") for one in handed.chain.records if one.kind in ("lab", "hand-in"))
     others = sorted({printable(name) for name in said} - {"", handed.student})
     return [f"its ledger names somebody else: {listed(others)[:200]}"] if others else []
+
+
+def _other_lab(ledger: Chain, template: Path) -> list[str]:
+    """Whether its folder was made from another lab.toml: of a copy that was changed since, or of another version of Lockstep."""
+    told = ledger.records[0].body.get("lab_sha256") if ledger.records else None
+    if told in (None, definition.digest(template)):
+        return []
+    return [
+        f"its lab folder was made from another {definition.FILE} than the one that it is graded by, of {_named(template)}: "
+        "--lab FOLDER grades by yours"
+    ]
+
+
+def _named(template: Path) -> str:
+    return f"Lockstep's '{template.name}'" if template.parent == definition.BUILTIN else str(template)
 
 
 def _changed(handed: Submission) -> dict[str, str]:
