@@ -22,6 +22,7 @@ import torch
 from lockstep.errors import InputError
 from lockstep.launch import prepare
 from lockstep.launch.base import monitor_argv
+from lockstep.launch.ending import FolderWatch
 from lockstep.launch.slurm import launcher as slurm
 from lockstep.launch.slurm import script as slurm_script
 from lockstep.launch.stall import Stalled
@@ -516,6 +517,23 @@ def test_a_rank_of_the_turn_before_does_not_stand_still(tmp_path: Path, monkeypa
     look(20, "RUNNING")
     with pytest.raises(Stalled, match="rank 0 gave no sign of life for 5 s"):
         look(21, "RUNNING")
+
+
+def test_the_ranks_of_a_job_are_read_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a thousand ranks that is a thousand small files on a file server."""
+    spec = spec_of(Placement(launcher="slurm", ranks=2))
+    run = Run.create(tmp_path, spec)
+    for rank in range(2):
+        sign = {"rank": rank, "pid": os.getpid(), "state": "running", "time": 1.0}
+        write_atomic(run.rank_folder(rank) / "status.json", sign)
+    began, reads = time.monotonic(), []
+    read = Run.rank_statuses
+    monkeypatch.setattr(Run, "rank_statuses", lambda self: (reads.append(1), read(self))[1])
+    over = lambda job: slurm.JobState("COMPLETED" if time.monotonic() - began > 1.5 else "RUNNING")  # noqa: E731
+    monkeypatch.setattr(slurm, "state", over)
+    ended = slurm._watch(run, spec, "7", FolderWatch(run), None)
+    assert ended.name == "COMPLETED"
+    assert 1 <= len(reads) <= time.monotonic() - began + 1
 
 
 @pytest.mark.skipif("LOCKSTEP_SLOW_TESTS" not in os.environ, reason="takes 2 minutes: set LOCKSTEP_SLOW_TESTS=1")

@@ -9,11 +9,11 @@ from __future__ import annotations
 import platform
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from lockstep.launch.stall import Stalled
+from lockstep.launch.stall import Beat, Stalled
 from lockstep.process import stat_fields
 from lockstep.run import HANG, Run, Spec, write_atomic
 from lockstep.text import printable
@@ -142,11 +142,11 @@ class HangWatch:
         self._beats: dict[int, tuple[Any, float]] = {}
         self._told, self._stood_at = "", 0
 
-    def check(self, now: float) -> None:
+    def check(self, now: float, said: Sequence[Beat]) -> None:
         """Write down who holds up the others (hang.json), which the progress line shows; raise Stalled where waiting cannot help."""
         if not self._on:
             return
-        beats = {int(beat["rank"]): beat for beat in self._run.rank_statuses()}
+        beats = {int(beat["rank"]): beat for beat in said}
         found = self._look(beats, now)
         if found is None:
             if self._told and _steps(beats) > self._stood_at:  # it was a delay, and is over
@@ -163,7 +163,7 @@ class HangWatch:
             with suppress(OSError):
                 write_atomic(self._run.folder / HANG, {"text": text, "rank": hang.rank, "time": time.time()})
 
-    def _look(self, beats: dict[int, dict[str, Any]], now: float) -> tuple[Hang, float] | None:
+    def _look(self, beats: Mapping[int, Beat], now: float) -> tuple[Hang, float] | None:
         gone = [rank for rank, beat in beats.items() if _is_gone(beat) and not self._has_told(rank)]
         for rank, beat in beats.items():
             calls = (beat.get("site") or {}).get("calls")

@@ -7,11 +7,16 @@ and the cause names the one that was not waiting.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from lockstep.process import stat_fields
-from lockstep.run import Run, Spec
+from lockstep.run import Spec
 
 # Six signs of life that did not come. On a busy machine a few are late, and no timeout is so short that this would say more.
 LEAST_PATIENCE_S = 3.0
+Beat = Mapping[str, Any]
+"""A rank's last sign of life (Run.rank_statuses)."""
 
 
 class Stalled(Exception):
@@ -27,17 +32,16 @@ class Stalled(Exception):
 class StallWatch:
     """Compares each rank's last sign of life with the one before; clocks of other hosts do not matter."""
 
-    def __init__(self, run: Run, spec: Spec) -> None:
-        self._run = run
+    def __init__(self, spec: Spec) -> None:
         # Half of what the others would wait, so that the stopped rank is named before they give up.
         self._patience_s = max(LEAST_PATIENCE_S, spec.placement.timeout_s / 2)
         self._seen: dict[int, tuple[float, float]] = {}
         self._checked: float | None = None
 
-    def check(self, now: float) -> None:
-        """Raise Stalled for the rank that has been silent longest, if that is too long."""
+    def check(self, now: float, beats: Sequence[Beat]) -> None:
+        """Raise Stalled for the rank that has been silent longest, if that is too long. `beats`: every rank's last sign of life."""
         self._forgive(now)
-        for beat in self._run.rank_statuses():
+        for beat in beats:
             rank, time = int(beat["rank"]), float(beat["time"])
             if beat["state"] != "running":
                 self._seen.pop(rank, None)
@@ -46,7 +50,7 @@ class StallWatch:
         silent = {rank: now - since for rank, (_, since) in self._seen.items() if now - since > self._patience_s}
         if silent:
             rank = max(silent, key=lambda r: silent[r])
-            pid = next(beat["pid"] for beat in self._run.rank_statuses() if beat["rank"] == rank)
+            pid = next(beat["pid"] for beat in beats if beat["rank"] == rank)
             state = " (its process is stopped)" if _is_stopped(int(pid)) else ""
             raise Stalled(rank, f"rank {rank} gave no sign of life for {silent[rank]:.0f} s{state}")
 

@@ -94,7 +94,7 @@ def _follow(
     run: Run, spec: Spec, watched: list[Watched], watch: FolderWatch, report: Reporter, stop: threading.Event | None
 ) -> None:
     next_look, failed_at = 0.0, None
-    stall, hang = StallWatch(run, spec), HangWatch(run, spec)
+    stall, hang = StallWatch(spec), HangWatch(run, spec)
     with Exits(watched) as exits:
         while True:
             now = time.monotonic()
@@ -118,8 +118,9 @@ def _follow(
                 if failed_at is None and not spec.placement.max_restarts and run.failures():
                     failed_at = now
                 if failed_at is None:
-                    stall.check(now)
-                    hang.check(now)
+                    beats = run.rank_statuses()
+                    stall.check(now, beats)
+                    hang.check(now, beats)
             exits.wait(next_look - now)
     report()
 

@@ -48,6 +48,8 @@ __all__ = [
 LOOK_SELDOM_S, SELDOM_AFTER_S = 5.0, 60.0
 # Seconds after which a queued job is mentioned; the last interval repeats.
 QUEUE_NOTES_S = (5.0, 30.0, 60.0)
+# Every rank's sign of life is a file that other nodes write: to read a hundred of them takes a while.
+CHECK_S = 1.0
 WAITING = ("PENDING", "CONFIGURING", "UNREACHABLE")
 
 
@@ -202,7 +204,7 @@ def _submit(run: Run, spec: Spec) -> str:
 
 def _watch(run: Run, spec: Spec, job: str, watch: FolderWatch, progress: Progress | None) -> JobState:
     """Until the job has ended. Progress comes from the run folder; Slurm is asked for what the folder cannot tell."""
-    began, next_look = time.monotonic(), 0.0
+    began, next_look, next_check = time.monotonic(), 0.0, 0.0
     queue, report = _Queue(job, began, silent=progress is None), Reporter(run, spec, progress)
     watched = JobWatch(run, spec, job)
     while True:
@@ -218,7 +220,9 @@ def _watch(run: Run, spec: Spec, job: str, watch: FolderWatch, progress: Progres
                 queue.mention(watched.state)
         if watched.state.name not in WAITING:
             report()
-        watched.check()
+        if now >= next_check:
+            next_check = now + CHECK_S
+            watched.check()
         time.sleep(PROGRESS_S)
     report()
     return watched.state
@@ -232,14 +236,14 @@ class JobWatch:
         self.state = JobState("PENDING")
         """As of the last time that Slurm was asked."""
         self._leaving_since: float | None = None
-        self._stall, self._hang = StallWatch(run, spec), HangWatch(run, spec)
+        self._stall, self._hang = StallWatch(spec), HangWatch(run, spec)
 
     def ask(self) -> bool:
         """Ask Slurm how it stands. Whether it is over: ended, or for a long time about to be."""
         now, self.state = time.monotonic(), state(self._job)
         done = self._run.recorded_status()["state"] == "done"
         if self.state.name != "RUNNING":  # when it runs again, ranks of an earlier turn are not those that stand still
-            self._stall, self._hang = StallWatch(self._run, self._spec), HangWatch(self._run, self._spec)
+            self._stall, self._hang = StallWatch(self._spec), HangWatch(self._run, self._spec)
         if self.state.name == "COMPLETING" or (self.state.name == "UNREACHABLE" and done):
             self._leaving_since = self._leaving_since or now
         else:  # it has had its turn, and waits for another one or is in it
@@ -251,9 +255,9 @@ class JobWatch:
     def check(self) -> None:
         """Raise Stalled where a rank gives no sign of life, or waiting cannot help."""
         if self.state.name == "RUNNING":
-            now = time.monotonic()
-            self._stall.check(now)
-            self._hang.check(now)
+            now, beats = time.monotonic(), self._run.rank_statuses()
+            self._stall.check(now, beats)
+            self._hang.check(now, beats)
 
 
 class _Queue:
