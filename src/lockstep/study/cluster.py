@@ -143,8 +143,7 @@ def _ended(session: Session, job: Job) -> bool:
             slurm.conclude(job.run, job.number, job.watch.state)
         job.watch.check()
     except Stalled as stalled:
-        end(job.number)
-        job.run.write_final_status("stalled", cause=stalled.cause, job=job.number, **stalled.named)
+        slurm.end_stalled(job.run, job.number, stalled)
         return _keep(
             session, job.item, job.run, job.began, {"state": "failed", "cause": f"run stalled: {stalled.cause}"}
         )

@@ -8,7 +8,8 @@ from dataclasses import asdict
 from typing import Any, NoReturn
 
 from lockstep.launch.cause import failure, first_cause
-from lockstep.launch.slurm.job import LOOK_S, RECORD, JobState
+from lockstep.launch.slurm.job import LOOK_S, RECORD, JobState, end
+from lockstep.launch.stall import Stalled
 from lockstep.run import QUEUE_AGAIN, Run, folder_problem, read_json
 from lockstep.text import last_line
 
@@ -26,6 +27,12 @@ def conclude(run: Run, job: str, ended: JobState) -> None:
         if ended.name in _DECIDED or accounts or time.monotonic() > until:
             fail(run, _cause(run, job, ended))
         time.sleep(LOOK_S / 2)
+
+
+def end_stalled(run: Run, job: str, stalled: Stalled) -> None:
+    """End a job whose ranks cannot go on, and write down why."""
+    end(job)
+    run.write_final_status("stalled", cause=stalled.cause, job=job, **stalled.named)
 
 
 def fail(run: Run, cause: dict[str, Any]) -> NoReturn:

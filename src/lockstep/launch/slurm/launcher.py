@@ -22,7 +22,7 @@ from lockstep.launch.base import Start
 from lockstep.launch.ending import FolderWatch, HungUp, recorded_end, signals_as_interrupt
 from lockstep.launch.hang import HangWatch
 from lockstep.launch.slurm import script
-from lockstep.launch.slurm.ended import conclude, fail, last_words
+from lockstep.launch.slurm.ended import conclude, end_stalled, fail, last_words
 from lockstep.launch.slurm.job import LEAVE_S, LOOK_S, RECORD, JobState, cancel, end, state, submit, submit_array
 from lockstep.launch.stall import Stalled, StallWatch
 from lockstep.launch.supervise import PROGRESS_S, Progress, Reporter, supervise
@@ -34,6 +34,7 @@ __all__ = [
     "JobWatch",
     "cancel",
     "conclude",
+    "end_stalled",
     "follow",
     "leave",
     "rejoin",
@@ -42,14 +43,15 @@ __all__ = [
     "state",
     "submit",
     "submit_array",
+    "submitted",
 ]
 
 # Slurm is asked often at first, then seldom, because a controller serves thousands of jobs.
 LOOK_SELDOM_S, SELDOM_AFTER_S = 5.0, 60.0
-# Seconds after which a queued job is mentioned; the last interval repeats.
-QUEUE_NOTES_S = (5.0, 30.0, 60.0)
 # Every rank's sign of life is a file that other nodes write: to read a hundred of them takes a while.
 CHECK_S = 1.0
+# Seconds after which a queued job is mentioned; the last interval repeats.
+QUEUE_NOTES_S = (5.0, 30.0, 60.0)
 WAITING = ("PENDING", "CONFIGURING", "UNREACHABLE")
 
 
@@ -87,15 +89,16 @@ def allocation() -> str | None:
 
 def follow(run: Run, spec: Spec, progress: Progress | None, stop: threading.Event | None = None) -> None:
     """Run it on the cluster. Returns when it is done; raises what ended it otherwise."""
+    inside = allocation() is not None
     try:
-        check_commands("srun" if allocation() else "sbatch")
-        if allocation():
+        check_commands("srun" if inside else "sbatch")
+        if inside:
             _check_allocation(spec)
             script.write(run, spec)
     except InputError as error:
         run.write_final_status("failed", cause=str(error))
         raise
-    if allocation():
+    if inside:
         _follow_step(run, spec, progress, stop)
     else:
         _follow_job(run, spec, progress)
@@ -121,8 +124,7 @@ def rejoin(run: Run, progress: Progress | None) -> None:
     except HungUp:
         raise RunLeft(f"the terminal was closed: {goes_on(run, job)}") from None
     except Stalled as stalled:
-        end(job)
-        run.write_final_status("stalled", cause=stalled.cause, job=job, **stalled.named)
+        end_stalled(run, job, stalled)
         raise RunFailed(f"run stalled: {stalled.cause}; what was measured is in {run.folder}") from None
     conclude(run, job, ended)
 
