@@ -14,7 +14,7 @@ import pytest
 
 from lockstep.launch import prepare
 from lockstep.launch.slurm import launcher as slurm
-from lockstep.run import CHECKPOINTS, list_runs, read_json
+from lockstep.run import CHECKPOINTS, list_runs, read_json, write_atomic
 from lockstep.settings import load
 from lockstep.study import cluster as study_cluster
 from lockstep.study.plan import Item
@@ -120,6 +120,35 @@ def test_ctrl_c_takes_all_jobs_back(cluster: Cluster, cli: Cli) -> None:
     assert {run.status()["state"] for run in list_runs(cli.runs)} == {"cancelled"}
     wait_for(lambda: cluster.idle() == 2, seconds=20, what="both nodes to be idle again")
     assert not processes_of(cli.runs)
+
+
+def test_closing_the_terminal_leaves_all_jobs_and_the_same_command_waits_for_them(cluster: Cluster, cli: Cli) -> None:
+    cli.environment |= cluster.environment
+    (cli.folder / "mine.toml").write_text(STUDY)
+    process = cli.start("study", "run", "mine.toml")
+    wait_for(lambda: len(list(cli.runs.glob("*/job.json"))) == 4, what="all four jobs to be submitted")
+    process.send_signal(signal.SIGHUP)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 129, errors
+    assert "the terminal was closed: 4 Slurm jobs of study 'mine' go on; run the same command again" in errors
+    assert not {run.recorded_status()["state"] for run in list_runs(cli.runs)} & {"cancelled", "failed"}
+    jobs = {path.parent.name: (read_json(path) or {})["job"] for path in cli.runs.glob("*/job.json")}
+
+    result = cli("study", "run", "mine.toml", "--json")
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert (document["done"], document["failed"], document["left"]) == (4, 0, 0)
+    assert {path.parent.name: (read_json(path) or {})["job"] for path in cli.runs.glob("*/job.json")} == jobs
+
+
+def test_what_was_not_submitted_when_the_terminal_closed_is_not_under_way(tmp_path: Path) -> None:
+    words = ["data=embedded", "launcher=slurm", "threads=1"]
+    (left, _), (begun, _) = (prepare(*load([], words), runs=tmp_path) for _ in range(2))
+    for run in (left, begun):
+        run.write_status("starting", host="here")
+    write_atomic(left.folder / "job.json", {"job": "7", "submitted": 1.0})
+    assert study_cluster._leave([left, begun]) == 1
+    assert [run.recorded_status()["state"] for run in (left, begun)] == ["starting", "cancelled"]
 
 
 def test_a_job_that_went_on_leaves_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

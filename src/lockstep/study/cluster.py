@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from lockstep.errors import InputError, RunCancelled, RunFailed
-from lockstep.launch.ending import signals_as_interrupt
+from lockstep.errors import InputError, RunFailed, RunLeft
+from lockstep.launch.ending import HungUp, signals_as_interrupt
 from lockstep.launch.slurm import launcher as slurm
 from lockstep.launch.slurm import script
 from lockstep.launch.slurm.job import RECORD, array_of, end
@@ -24,6 +24,7 @@ from lockstep.run import DATA, ENDED, Run, Spec, read_json
 from lockstep.study.execute import begin, forget_checkpoints, keep
 from lockstep.study.plan import Item
 from lockstep.study.session import Session
+from lockstep.units import counted
 
 # The others wait here.
 AT_ONCE = 32
@@ -43,12 +44,12 @@ class Job:
 
 
 def run_jobs(session: Session, items: list[Item]) -> None:
-    """Submit all of them, a few dozen at a time, and wait. Ctrl-C cancels every job that has not ended."""
+    """Submit all of them, a few dozen at a time, and wait. Ctrl-C cancels every job that has not ended; a closed terminal leaves them."""
     under_way = [job for item in items if (job := _adopt(session, item))]
     adopted = {job.item.digest for job in under_way}
     waiting = [item for item in items if item.digest not in adopted]
     begun = [job.run for job in under_way]
-    with signals_as_interrupt():
+    with signals_as_interrupt(hung_up=HungUp):
         try:
             while waiting or under_way:
                 room = AT_ONCE - len(under_way)
@@ -59,8 +60,12 @@ def run_jobs(session: Session, items: list[Item]) -> None:
                     time.sleep(LOOK_S)
         except KeyboardInterrupt:
             _take_back([run for run in begun if run.recorded_status()["state"] not in ENDED])
-            raise RunCancelled(
-                f"stopped; run the same command again to go on with study '{session.folder.name}'"
+            raise session.stopped() from None
+        except HungUp:
+            left = _leave([run for run in begun if run.recorded_status()["state"] not in ENDED])
+            raise RunLeft(
+                f"the terminal was closed: {counted(left, 'Slurm job')} of study '{session.folder.name}' {'goes' if left == 1 else 'go'} on; "
+                "run the same command again to wait for them and go on"
             ) from None
 
 
@@ -73,6 +78,15 @@ def _take_back(runs: list[Run]) -> None:
         end(job)
     for run in runs:
         run.write_final_status("cancelled", cause="stopped by the user")
+
+
+def _leave(runs: list[Run]) -> int:
+    """How many of these have a job, which goes on. What was not handed in yet is not under way."""
+    left = [run for run in runs if slurm.submitted(run)]
+    for run in runs:
+        if run not in left:
+            run.write_final_status("cancelled", cause="the terminal was closed before it was submitted")
+    return len(left)
 
 
 def _adopt(session: Session, item: Item) -> Job | None:

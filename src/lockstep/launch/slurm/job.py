@@ -112,7 +112,7 @@ def _hand_in(path: Path, spec: Spec) -> str:
     )
     try:
         output, errors = process.communicate()
-    except KeyboardInterrupt:
+    except BaseException:  # a closed terminal, too
         _cancel_submission(process)
         raise
     job = output.strip().partition(";")[0]  # ID, or ID;CLUSTER
@@ -133,7 +133,7 @@ def _environment(spec: Spec) -> dict[str, str]:
 
 
 def _cancel_submission(process: subprocess.Popen[str]) -> None:
-    """Ctrl-C while sbatch is at work: let it finish, and take back what it submitted."""
+    """We are stopped while sbatch is at work: let it finish, and take back what it submitted."""
     try:
         output, _ = process.communicate(timeout=5)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
