@@ -106,12 +106,26 @@ def test_the_script_of_a_short_job_is_the_golden_one(name: str) -> None:
         (Slurm(mpi="pmi2 --uid=0"), "slurm.mpi="),
         (Slurm(directives=["--exclusive\nrm -rf /"]), "slurm.directives"),
         (Slurm(directives=["exclusive"]), "slurm.directives: 'exclusive' is not one sbatch option"),
+        (Slurm(requeue=True, time="00:00:30"), "slurm.grace=60: slurm.time=00:00:30 is not longer than these seconds"),
+        (Slurm(requeue=True, time="1"), "slurm.grace=60: slurm.time=1 is not longer"),
+        (Slurm(requeue=True, time="1:30", grace=90), "slurm.grace=90: slurm.time=1:30 is not longer"),
     ],
 )
 def test_what_would_mean_something_else_in_the_script_is_refused(options: Slurm, words: str) -> None:
     with pytest.raises(InputError) as error:
         slurm.starts(spec_of(Placement(launcher="slurm", slurm=options)), Path("/shared/one"), 0)
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [("90", 5400), ("1:30", 90), ("00:30:00", 1800), ("1-12", 129_600), ("1-12:30", 131_400), ("1-00:00:01", 86_401)],
+)
+def test_a_time_limit_is_read_as_slurm_reads_it(limit: str, seconds: int) -> None:
+    assert slurm_script._seconds(limit) == seconds
+    slurm_script.check(Placement(launcher="slurm", slurm=Slurm(requeue=True, time=limit)))
+    slurm_script.check(Placement(launcher="slurm", slurm=Slurm(time="00:00:30")))
+    slurm_script.check(Placement(launcher="slurm", slurm=Slurm(requeue=True, time="0")))
 
 
 def test_the_command_is_known_without_a_slurm() -> None:

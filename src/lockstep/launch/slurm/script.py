@@ -13,7 +13,7 @@ from pathlib import Path
 from lockstep.errors import InputError
 from lockstep.launch import mpirun
 from lockstep.launch.base import default_environment, monitor_argv, thread_environment
-from lockstep.placement import Placement, ranks_per_host
+from lockstep.placement import Placement, Slurm, ranks_per_host
 from lockstep.process import PARENT
 from lockstep.run import QUEUE_AGAIN, Run, Spec, writing
 
@@ -48,8 +48,29 @@ def check(placement: Placement) -> None:
         raise InputError(
             f"slurm.requeue=true: {by} ends its ranks before they can keep a checkpoint: slurm.ranks_by=srun"
         )
+    _check_grace(placement.slurm)
     if placement.slurm.mpi and by != "srun":
         raise InputError(f"slurm.mpi={placement.slurm.mpi} is an option of srun: leave it out, or slurm.ranks_by=srun")
+
+
+def _check_grace(slurm: Slurm) -> None:
+    """A job that is told to leave as soon as it starts would queue again and again."""
+    limit_s = _seconds(slurm.time or "0")
+    if slurm.requeue and 0 < limit_s <= slurm.grace:  # 0 is no limit
+        raise InputError(
+            f"slurm.grace={slurm.grace}: slurm.time={slurm.time} is not longer than these seconds, so the job would queue again as soon as "
+            "it starts: give it more with slurm.time, or state a smaller slurm.grace"
+        )
+
+
+def _seconds(limit: str) -> int:
+    """Of a time limit as Slurm reads it: MINUTES, MINUTES:SECONDS, HOURS:MINUTES:SECONDS, DAYS-HOURS, DAYS-HOURS:MINUTES, …"""
+    days, dash, rest = limit.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if not dash and len(parts) < 3:
+        parts = [0, *parts]
+    hours, minutes, seconds = [*parts, 0, 0][:3]
+    return int(days or 0) * 86_400 + hours * 3600 + minutes * 60 + seconds
 
 
 def text(spec: Spec, folder: Path, worker: str | None = None) -> str:
