@@ -19,7 +19,7 @@ import pytest
 
 from lockstep.launch.emulated import network as emulate
 from lockstep.preflight import node, peer
-from lockstep.preflight.asked import _given
+from lockstep.preflight.asked import _given, placed
 from lockstep.preflight.examine import MOST_PARTNERS, ROUNDS, meetings
 from lockstep.preflight.judge import Finding, judge, slow
 from lockstep.preflight.seen import Link, Node, Seen
@@ -189,6 +189,27 @@ def test_cores_of_an_allocation() -> None:
     assert _given("2(x2)") == 2
     assert _given("16(x3),4") == 4
     assert _given("") is None
+
+
+@pytest.mark.skipif(shutil.which("srun") is None, reason="Slurm's commands are not installed")
+@pytest.mark.parametrize(
+    ("words", "hosts", "threads"),
+    [
+        ((), 4, 8),
+        (("threads=3",), 4, 3),
+        (("slurm.partition=debug",), 4, 8),
+        (("hosts=2",), 2, 8),
+        (("launcher=slurm",), 1, 8),
+        (("launcher=spawn", "threads=2"), 1, 2),
+    ],
+)
+def test_in_an_allocation_all_its_nodes_are_tried(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], hosts: int, threads: int
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    found = placed(words, {"SLURM_JOB_NUM_NODES": "4", "SLURM_JOB_CPUS_PER_NODE": "8(x4)"})
+    assert (found.hosts, found.ranks, found.threads) == (hosts, hosts, threads)
+    assert found.launcher == ("spawn" if "launcher=spawn" in words else "slurm")
 
 
 def test_two_nodes_talk_over_a_real_connection() -> None:

@@ -13,12 +13,13 @@ from lockstep.launch.slurm.launcher import allocation
 from lockstep.launch.where import where
 from lockstep.machine.cores import cores
 from lockstep.placement import Placement
+from lockstep.words import read_words
 
 
 def placed(words: Sequence[str], environment: Mapping[str, str] = os.environ) -> Placement:
     """One worker on each node, with all of its cores."""
-    if allocation() and not words:
-        words = ("launcher=slurm", f"hosts={environment.get('SLURM_JOB_NUM_NODES', '1')}")
+    if allocation() and not _states_where(words):
+        words = (*words, "launcher=slurm", f"hosts={environment.get('SLURM_JOB_NUM_NODES', '1')}")
     found = where(words, "preflight", 1)
     if found.ranks != found.hosts:
         raise InputError(
@@ -36,6 +37,13 @@ def placed(words: Sequence[str], environment: Mapping[str, str] = os.environ) ->
         strategy="single" if found.ranks == 1 else "flat",
         memory_format="contiguous",
     )
+
+
+def _states_where(words: Sequence[str]) -> bool:
+    """Whether launcher or hosts are stated, by a word or in a file."""
+    _, placement = read_words(words)
+    stated = {word.partition("=")[0].strip() for word in words if "=" in word}
+    return bool(stated & {"launcher", "hosts"}) or placement.launcher != "auto" or placement.hosts > 1
 
 
 def _given(text: str) -> int | None:
