@@ -283,3 +283,11 @@ def test_a_model_that_fails_in_its_first_batch_is_a_failed_run(cli: Cli) -> None
     assert "RuntimeError: not with me" in cli.error("run", "model=own.py:FailsInTraining", *SMALL, code=3)
     (run,) = list_runs(cli.runs)
     assert run.status()["state"] == "failed"
+
+
+@pytest.mark.parametrize(("state", "follows"), [("starting", True), ("running", True), ("done", False)])
+def test_of_a_slurm_job_that_goes_on_show_says_how_to_follow_it(cli: Cli, state: str, follows: bool) -> None:
+    """Its ranks may be silent: it waits for its turn."""
+    run = made(cli.runs, "left", state=state)
+    write_atomic(run.folder / "job.json", {"job": "7", "submitted": BEGAN})
+    assert ("next: lockstep follow left" in cli("show", "left").stderr) is follows

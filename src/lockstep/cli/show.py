@@ -13,7 +13,7 @@ from lockstep.cli.options import complete_run, json_option, plot_option, runs_op
 from lockstep.cli.output import console, next_step, place, print_json, print_table, styled
 from lockstep.errors import InputError
 from lockstep.reading import Damaged, read_record
-from lockstep.run import Run, runs_root
+from lockstep.run import OVER, Run, runs_root
 
 # Lines of the table of operators.
 MOST_OPERATORS = 25
@@ -115,7 +115,9 @@ def document(run: Run) -> dict[str, Any]:
 def next_of(run: Run, runs: Path | None) -> None:
     """How to go on with a run, by how it ended."""
     state, spec = run.status()["state"], run.spec()
-    if state == "done":
+    if _job_goes_on(run):
+        next_step(f"lockstep follow {run.id}{place(runs)} (shows its progress, and how it ends)")
+    elif state == "done":
         next_step(
             f"lockstep explain {run.id}{place(runs)} (where its time went, and what to do about it); "
             f"lockstep report {run.id}{place(runs)} (curves and timeline as a page)"
@@ -124,6 +126,13 @@ def next_of(run: Run, runs: Path | None) -> None:
         next_step(f"lockstep run --resume {run.id}{place(runs)} (goes on from its last checkpoint)")
     elif state == "failed" and not spec.options.attached:
         next_step(f"what its ranks said is in {run.folder}/ranks")
+
+
+def _job_goes_on(run: Run) -> bool:
+    """Whether it is a Slurm job of which nobody knows the end. Ranks are silent while it waits for another turn."""
+    from lockstep.launch.slurm.launcher import submitted
+
+    return run.recorded_status()["state"] not in OVER and submitted(run) is not None
 
 
 def print_run(run: Run, ranks: bool, plot: bool = False) -> None:
