@@ -19,7 +19,7 @@ from lockstep.recipe import Recipe
 from lockstep.report.terminal import draw
 from lockstep.report.views import Axis, Bar, Bars, Cell, Claim, Lines, Mark, Part, Published, Said, Series, Table
 from lockstep.run import Run, Spec, write_atomic
-from lockstep.text import finite, printable
+from lockstep.text import file_part, finite, printable
 
 # gloo's own text, a name in brackets, an escape that clears the screen, a half character, a backspace.
 HOSTILE = "[/pytorch/third_party/gloo] Connection closed [rank0] :boom: \x1b[2J\x1b]0;x\x07 \ud800 \x08\x9b2J"
@@ -70,6 +70,13 @@ def test_json_has_no_nan_and_no_infinity(tmp_path: Path) -> None:
     assert finite(odd) == {"a": None, "b": [None, 1.5, [2, None]], "c": "NaN"}
     write_atomic(tmp_path / "x.json", odd)
     assert json.loads((tmp_path / "x.json").read_text(), parse_constant=pytest.fail) == finite(odd)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"), [("Ana Li", "Ana-Li"), ("../Łukasz_2", "---Łukasz_2"), ("a" * 50, "a" * 40), ("\ud800;", "--")]
+)
+def test_a_part_of_a_files_name_leads_nowhere_else(text: str, part: str) -> None:
+    assert file_part(text, 40) == part
 
 
 def test_a_part_of_the_document_is_printed_as_it_is() -> None:

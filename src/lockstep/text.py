@@ -25,6 +25,11 @@ def is_text(text: str) -> bool:
     return True
 
 
+def file_part(text: str, most: int) -> str:
+    """As a part of a file's name: letters, digits, '-' and '_'; whatever else is in it is a '-'. At most N characters."""
+    return "".join(c if c.isalnum() or c in "-_" else "-" for c in text)[:most]
+
+
 def last_line(text: str) -> str:
     """The last line that says something; "" where none does."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")

@@ -26,6 +26,7 @@ from lockstep.placement import Placement
 from lockstep.plan import Plan
 from lockstep.recipe import Recipe
 from lockstep.run import Options, Run, Spec, check_name, runs_root, write_atomic
+from lockstep.text import file_part
 from lockstep.turns import guard
 
 # How long a command has to end by itself after Ctrl-C: it may write a checkpoint.
@@ -93,7 +94,7 @@ def _plan(argv: Sequence[str], runs: Path | None, name: str | None, batch: int |
     if name is not None:
         check_name("--name ", name, "run")
     script = script_of(argv)
-    safe = "".join(c if c.isalnum() or c in "-_" else "-" for c in script.removesuffix(".py"))[:40]
+    safe = file_part(script.removesuffix(".py"), 40)
     identity = name or f"{time.strftime('%Y%m%d-%H%M%S')}-{safe}-attach-{secrets.token_hex(2)}"
     spec = Spec(
         id=identity,

@@ -12,7 +12,7 @@ import click
 from lockstep.cli.options import SECONDS, data_root_option, json_option
 from lockstep.cli.output import check_output, console, next_step, note, print_json, print_table, styled, writing
 from lockstep.errors import InputError, RunCancelled, RunFailed
-from lockstep.text import some
+from lockstep.text import file_part, some
 from lockstep.units import counted
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def hand_in(folder: Path, student: str, output: Path | None, as_json: bool) -> N
 
     lab = _open(folder)
     who = student or lab.student
-    safe = "".join(c if c.isalnum() or c in "-_" else "-" for c in who.lower())[:60].strip("-")
+    safe = file_part(who.lower(), 60).strip("-")
     file = output or Path(f"{lab.lab.name}-{safe or 'student'}{packing.ENDING}")
     check_output(file, folder=False)
     with writing(file):

@@ -10,8 +10,9 @@ from lockstep.lab.graded import Graded
 def find_copies(everyone: Sequence[Graded]) -> None:
     """Flag runs that are in two hand-ins, under whatever name, and folders that were one.
 
-    Of one folder that a student hands in twice the newer counts. Two folders under one name are those of somebody who began anew, of two
-    people, or of one who has taken another's name: no rule can tell. A copy does not fit the ledger that it is in, and the original does: it keeps its points. Where neither shows, both lose them.
+    Of one folder that a student hands in twice the newer counts. Two folders under one name are those of somebody who
+    began anew, of two people, or of one who has taken another's name: no rule can tell. A copy does not fit the ledger
+    that it is in, and the original does: it keeps its points. Where neither shows, both lose them.
     """
     own = {
         (id(one), mark.task): mark.outcome in ("right", "not settled") and not one.foreign

@@ -12,7 +12,7 @@ from typing import Any
 
 from lockstep.files import write_atomically
 from lockstep.lab.graded import Graded, Mark
-from lockstep.text import listed
+from lockstep.text import file_part, listed
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; color: #1b1f24; background: #fff }
@@ -135,7 +135,7 @@ def write(everyone: Sequence[Graded], out: Path) -> Path:
     """All of it, below `out`. Returns the CSV's path."""
     taken: set[str] = set()
     for graded in everyone:
-        plain = "".join(c if c.isalnum() or c in "-_" else "-" for c in graded.student)[:60].strip("-") or "student"
+        plain = file_part(graded.student, 60).strip("-") or "student"
         # A student may have the name that another one's second folder gets.
         name, number = plain, 1
         while name in taken:

@@ -1,7 +1,7 @@
 """Ask every node, in turns: a node that answers half is named and left out, and what the others say is kept.
 
-All nodes are asked at the same time, as all of them work at the same time in a training. Everything that is compared is measured in several rounds, seconds
-apart, so that a moment's disturbance does not decide.
+All nodes are asked at the same time, as all of them work at the same time in a training. Everything that is compared
+is measured in several rounds, seconds apart, so that a moment's disturbance does not decide.
 """
 
 from __future__ import annotations

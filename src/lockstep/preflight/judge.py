@@ -1,4 +1,6 @@
-"""Decides which nodes, cores and links are slow or wrong. Speeds are compared within each round with the median of the others: who is slower in every round, and clearly so in
+"""Decides which nodes, cores and links are slow or wrong.
+
+Speeds are compared within each round with the median of the others: who is slower in every round, and clearly so in
 the middle one, is named. What disturbs everybody, or one for a moment, accuses nobody.
 """
 

@@ -11,7 +11,7 @@ from lockstep.errors import InputError
 from lockstep.placement import Placement
 from lockstep.reading import exists
 from lockstep.recipe import Recipe
-from lockstep.text import is_text
+from lockstep.text import file_part, is_text
 
 LONGEST_NAME = 200
 
@@ -41,10 +41,7 @@ def check_name(option: str, name: str, what: str) -> None:
 def new_id(recipe: Recipe, placement: Placement) -> str:
     """A readable name that sorts by time; the random tail keeps two starts in one second apart."""
     # Of a user's own, named as path/to/file.py:Net, the last part.
-    model, launcher = (
-        "".join(c if c.isalnum() or c in "-_" else "-" for c in name.rpartition(":")[2])[:40]
-        for name in (recipe.model, placement.launcher)
-    )
+    model, launcher = (file_part(name.rpartition(":")[2], 40) for name in (recipe.model, placement.launcher))
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{model}-{launcher}-{placement.ranks}r-{secrets.token_hex(2)}"
 
 

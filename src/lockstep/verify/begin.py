@@ -14,6 +14,7 @@ from lockstep.errors import InputError
 from lockstep.placement import Placement, changes_mathematics
 from lockstep.recipe import Recipe
 from lockstep.run import folder_error, runs_root
+from lockstep.text import file_part
 
 ROOM = "proofs"
 
@@ -48,7 +49,7 @@ def short_runs(runs: Path | None, keep: bool = False) -> Iterator[Path]:
 
 def page_folder(runs: Path | None, script: str) -> Path:
     """Where the page of a script's proof is kept: RUNS/proofs/TIME-SCRIPT."""
-    safe = "".join(c if c.isalnum() or c in "-_" else "-" for c in script.removesuffix(".py"))[:40]
+    safe = file_part(script.removesuffix(".py"), 40)
     folder = runs_root(runs) / ROOM / f"{time.strftime('%Y%m%d-%H%M%S')}-{safe}-{secrets.token_hex(2)}"
     try:
         folder.mkdir(parents=True)
