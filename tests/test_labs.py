@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 import lab_solver
 import lab_submissions as wrong
+from lockstep import offered
 from lockstep.errors import DataError, InputError
 from lockstep.lab import again, chain, definition, figures, folder, inspect, own_code, pages
 from lockstep.lab.chain import Chain
@@ -37,6 +38,7 @@ from lockstep.lab.own_code import Allowance, Speed, Verdict, run_child
 from lockstep.lab.patience import Patience
 from lockstep.lab.trials import strategy
 from lockstep.measure.records import ROW
+from lockstep.offered import Offer
 from lockstep.plan import plan
 from lockstep.process import PARENT, stat_fields
 from lockstep.reading import read_end
@@ -587,6 +589,17 @@ def test_a_run_has_to_be_what_its_task_asks_for(lab: LabFolder, changes: dict[st
     task = lab.lab.task("one", "run")
     problems = fits(lab.lab, task, planned(lab, "one", **changes), seed=5)
     assert [said in problem for problem in problems] == [True] if said else problems == []
+
+
+def test_a_name_that_a_package_offers_is_what_it_stands_for(lab: LabFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    offer = Offer("model", "wide", "extras:wide", "extras 1.0")
+    monkeypatch.setattr(offered, "offers", lambda kind: (offer,) if kind == "model" else ())
+    (lab.path / "lab.toml").write_text(wrong.LAB.replace('words = "ranks=1"', 'words = "ranks=1 model=wide"'))
+    asked = definition.read(lab.path)
+    task, right = asked.task("one", "run"), planned(lab, "one", model="extras:wide")
+    assert fits(asked, task, right, seed=5) == []
+    (problem,) = fits(asked, task, planned(lab, "one", model="extras:narrow"), seed=5)
+    assert problem == "model=extras:narrow, and the task asks for model=wide"
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from lockstep import offered
 from lockstep.lab.again import Answer
 from lockstep.lab.definition import Lab, Task
 from lockstep.lab.figures import Measured, Rows
@@ -117,7 +118,7 @@ def fits(lab: Lab, task: Task, spec: Spec, seed: int) -> list[str]:
         if key in ("seed", *task.free):
             continue
         is_ours = key in DECIDED and key not in stated and value in ("auto", None) and not is_spec(str(found.get(key)))
-        if not is_ours and found.get(key) != value:
+        if not is_ours and not _is(key, found.get(key), value):
             problems.append(f"{key}={found.get(key)}, and the task asks for {key}={value}")
     problems += [f"{key}={found[key]}, and the task has no {key}" for key in found if key not in wanted]
     if spec.recipe.seed != seed:
@@ -127,6 +128,14 @@ def fits(lab: Lab, task: Task, spec: Spec, seed: int) -> list[str]:
     if msgspec.structs.replace(spec.options, sleep_to_wait=False) != Options():
         problems.append("it was not made by 'lockstep lab run': it has options that no task has")
     return problems
+
+
+def _is(key: str, found: Any, wanted: Any) -> bool:
+    """A name that a package offers is recorded as what it stands for."""
+    if found == wanted or key not in offered.GROUPS:
+        return bool(found == wanted)
+    offer = offered.find(key, str(wanted))
+    return offer is not None and offer.spec == found
 
 
 def _steps(spec: Spec, ranks: list[Rows], epochs: list[dict[str, Any]]) -> Iterator[str]:
