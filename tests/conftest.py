@@ -30,8 +30,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
 
-# A shell that starts something in the background has it ignore Ctrl-C, and all that it starts as well: tests send it.
+# A shell that starts something in the background has it ignore Ctrl-C, nohup has it ignore a closed terminal, and so does all that is
+# started from there: tests send both.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 # No example is judged by a clock: the machine may be busy.
@@ -42,6 +44,12 @@ hypothesis.settings.load_profile("no clock")
 # others can fill up what is left.
 LONGEST = (
     "test_verify.py",
+    "test_docs_commands.py",
+    "test_verify_foreign.py",
+    "test_docs.py",
+    "test_capabilities.py",
+    "test_lab_check.py",
+    "test_hang.py",
     "test_model_features.py",
     "test_hsdp.py",
     "test_slurm.py",

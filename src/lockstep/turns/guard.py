@@ -89,12 +89,20 @@ def end(process: subprocess.Popen[bytes], limit_s: float) -> None:
         process.wait()
 
 
+def _end_all() -> None:
+    """End all below the guard. Returns when they are gone: one that is only about to die still holds its files and its memory."""
+    send(os.getpid(), signal.SIGKILL)
+    with suppress(ChildProcessError):  # orphans are the guard's own children, so it waits for whoever there was
+        while True:
+            os.waitpid(-1, 0)
+
+
 def main() -> None:
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def leave(number: int, frame: Any) -> None:
-        send(os.getpid(), signal.SIGKILL)
+        _end_all()
         os._exit(128 + number)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -106,7 +114,7 @@ def main() -> None:
         print(f"cannot start {sys.argv[1]}: {error.strerror}", file=sys.stderr)
         sys.exit(NOT_STARTED)
     code = program.wait()
-    send(os.getpid(), signal.SIGKILL)
+    _end_all()
     time.sleep(0.01)  # what it printed last is read before the end is seen
     sys.exit(code if code >= 0 else 128 - code)
 
