@@ -65,6 +65,15 @@ def test_ranks_take_windows_and_are_parked_in_between(started: Ranks, tmp_path: 
     assert used_seconds(tmp_path) - before < 0.1
 
 
+@pytest.mark.parametrize(
+    ("started", "together"),
+    [(["ranks=2", "strategy=diloco", "local_sgd.every=7"], 7), (["ranks=1", "local_sgd.every=7"], 1)],
+    indirect=["started"],
+)
+def test_ranks_say_how_many_of_their_steps_belong_together(started: Ranks, together: int) -> None:
+    assert started.whole_steps == together
+
+
 @pytest.mark.parametrize("started", [["ranks=2", "backend=gloo"]], indirect=True)
 def test_a_rank_that_is_killed_between_two_windows_is_named(started: Ranks, tmp_path: Path) -> None:
     started.take(1, 2)

@@ -338,6 +338,8 @@ def test_looking_three_times_keeps_the_error(spread: float) -> None:
 class Windows:
     """Ranks that take 2 ms for a sample, all of it on a processor, and wait for one for as long as they are told."""
 
+    whole_steps = 1
+
     def __init__(self, waited: float) -> None:
         self.waited, self.used = waited, 0.0
 

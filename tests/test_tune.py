@@ -101,6 +101,7 @@ class Made:
     """A contender whose steps take what they are said to, in made-up time."""
 
     noise: ClassVar[random.Random] = random.Random(5)
+    whole_steps = 1
 
     def __init__(self, name: str, step: float, fails: str = "") -> None:
         self.name, self._step, self._fails = name, step, fails

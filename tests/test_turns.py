@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -167,6 +168,8 @@ def test_on_the_noise_of_real_machines_families_keep_their_error() -> None:
 class MadeUp:
     """A contender that does nothing, and says how long that took."""
 
+    whole_steps = 1
+
     def __init__(self, name: str, step: float, fails: Callable[[int, int], bool] = lambda start, window: False) -> None:
         self.name, self._step, self._fails = name, step, fails
         self.begun = self.ended = self.taken = 0
@@ -202,6 +205,35 @@ def test_a_race_ends_when_all_is_settled_and_starts_nobody_who_is() -> None:
     assert first.begun == race.starts == max(close.begun, slower.begun)
     assert not any(each.alive for each in (first, slower, close))
     assert {window.steps for window in race.windows if window.contender == "first"} == {30}, "0.03 s"
+
+
+class Averaging(MadeUp):
+    """Every N steps it exchanges, which takes as long as some steps do."""
+
+    def __init__(self, name: str, step: float, every: int, exchange: float) -> None:
+        super().__init__(name, step)
+        self.whole_steps, self._exchange = every, exchange
+        self._steps = 0
+
+    def take(self, lead: int, steps: int) -> Taken:
+        first, self._steps = self._steps + lead, self._steps + lead + steps
+        exchanges = self._steps // self.whole_steps - first // self.whole_steps
+        taken = super().take(lead, steps)
+        return dataclasses.replace(taken, wall=taken.wall + exchanges * self._exchange)
+
+
+@pytest.mark.parametrize("step", [0.5e-3, 3e-3, 0.2, 2.0])
+@pytest.mark.parametrize("every", [3, 8, 32])
+def test_an_exchange_every_n_steps_counts_for_all_of_them(every: int, step: float) -> None:
+    """What is trimmed are whole groups of steps. Of windows that are shorter, most had no exchange, and the others were cut off."""
+    flat = MadeUp("flat", 1.5 * step)
+    averaging = Averaging("averaging", step, every, exchange=10 * step)
+    race = Race([flat, averaging], Budget(seconds=60))
+    (found,) = race.run()
+    truth = (every * step + 10 * step) / (every * 1.5 * step)
+    assert found.effect == pytest.approx(truth, rel=0.005)
+    mine = [window for window in race.windows if window.contender == "averaging"]
+    assert all(window.steps % every == 0 for window in mine)
 
 
 def test_when_the_time_is_spent_there_is_a_last_look(monkeypatch: pytest.MonkeyPatch) -> None:

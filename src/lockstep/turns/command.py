@@ -31,6 +31,8 @@ KEPT_LINES = 3
 class Command:
     """`images`: how many are trained from one line to the next; where that is not known, lines are compared."""
 
+    whole_steps = 1
+
     def __init__(self, name: str, argv: Sequence[str], images: float = 1.0) -> None:
         self.name = name
         self._argv, self._images = list(argv), images

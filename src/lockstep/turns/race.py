@@ -12,6 +12,7 @@ import msgspec
 
 from lockstep.errors import InputError
 from lockstep.machine.cpu import TICKS_S, Ticks, ticks
+from lockstep.rounds import multiple
 from lockstep.shapes import Spent
 from lockstep.turns import estimate
 from lockstep.turns.contender import Contender, ContenderFailed, Taken
@@ -193,18 +194,25 @@ class Race:
                 self._started(contender, self.starts + 1)
 
     def _calibrate(self, contender: Contender) -> None:
-        """Warm up, and see how many steps make a window: by its earlier windows, where there are any."""
+        """Warm up, and see how many steps make a window: by its earlier windows, where there are any.
+
+        Steps that belong together are taken together: every window has as many exchanges as steps, also where these come every N steps.
+        """
         step = contender.take(1, 1).wall
         warm = min(WARM_STEPS, round(WARM_S / step))
         if warm > 1:
-            step = contender.take(warm, warm).wall / warm
+            together = contender.whole_steps
+            warm = multiple(warm, together)
+            # With the two steps before, the lead is whole, too.
+            step = contender.take(warm + -2 % together, warm).wall / warm
         seen = [window.wall / window.steps for window in self.windows if window.contender == contender.name]
         step = statistics.median(seen or [step])
         steps = max(self._fewest_steps, round(SHORTEST_S / step))
         if steps * step > LONGEST_S:
             steps = max(1, round(LONGEST_S / step))
         lead = max(1, min(LEAST_LEAD, round(LEAD_S / step)), round(LEAD_SHARE * steps))
-        self._lengths[contender.name] = Length(lead, steps)
+        together = contender.whole_steps
+        self._lengths[contender.name] = Length(multiple(lead, together), multiple(steps, together))
 
     def _go_round(self) -> None:
         """As many rounds as are planned, and another one for each that was disturbed, up to half as many again."""

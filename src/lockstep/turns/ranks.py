@@ -84,6 +84,7 @@ class Ranks:
         self._lines: Lines | None = None
         self._pending: list[bytes] = []
         self._lingers = 0.0
+        self.whole_steps = 1
 
     def start(self, number: int) -> None:
         run, spec = prepare(self._recipe, self._placement, self._options, self._folder, f"{number:03d}")
@@ -109,7 +110,7 @@ class Ranks:
         assert self._lines is not None
         until = time.monotonic() + START_S
         self._lines.join(lambda: self._check(until, START_S))
-        self._collect(START_S)
+        self.whole_steps = int(self._collect(START_S)[0].get("whole_steps", 1))
 
     def take(self, lead: int, steps: int) -> Taken:
         self._order({"lead": lead, "steps": steps})
@@ -131,8 +132,8 @@ class Ranks:
         found = self._collect(EVALUATION_S)
         seconds, growths = [answer["evaluation"] for answer in found], [answer["memory"] for answer in found]
         # After the growth was read: a profiler takes memory of its own.
-        self._order({"lead": 0, "steps": 1, "tensors": True})
-        tensors = [answer["tensors"] for answer in self._collect(WINDOW_S + SLOWEST_STEP_S)]
+        self._order({"lead": 0, "steps": self.whole_steps, "tensors": True})
+        tensors = [answer["tensors"] for answer in self._collect(WINDOW_S + SLOWEST_STEP_S * self.whole_steps)]
         known = None not in growths
         return Look(
             None if None in seconds else max(seconds),
