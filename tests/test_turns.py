@@ -18,8 +18,11 @@ import pytest
 
 from lockstep.errors import InputError
 from lockstep.lines import Desk
-from lockstep.run import DESK, Run
-from lockstep.turns import Before, Budget, ContenderFailed, Race, Taken, estimate
+from lockstep.placement import Placement
+from lockstep.recipe import Recipe
+from lockstep.run import DESK, Options, Run
+from lockstep.turns import Before, Budget, ContenderFailed, Race, Ranks, Taken, estimate
+from lockstep.turns.entries import contender, entries
 from lockstep.turns.estimate import LOOKS, Window, middle_mean, ratios
 
 
@@ -370,6 +373,46 @@ def test_whatever_happens_all_are_ended() -> None:
     with pytest.raises(KeyboardInterrupt):
         Race(contenders, Budget(seconds=60)).run()
     assert not any(each.alive for each in contenders)
+
+
+def test_a_contender_that_hangs_while_starting_is_a_result_and_no_wrong_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of the budget went by while it was waited for. Why it is out is not lost, and the others have their rounds."""
+    now = 0.0
+
+    class Hanging(MadeUp):
+        def ready(self) -> None:
+            nonlocal now
+            now += 180.0
+            raise ContenderFailed("no answer within 180 s")
+
+    monkeypatch.setattr("lockstep.turns.race.time.monotonic", lambda: now)
+    race = Race([MadeUp("a", 1e-3), MadeUp("b", 2e-3), Hanging("hangs", 1e-3)], Budget(seconds=60))
+    assert [(ratio.contender, ratio.verdict) for ratio in race.run()] == [("b", "not settled")]
+    assert race.failures == {"hangs": "no answer within 180 s"}
+    alone = Race([MadeUp("a", 1e-3), Hanging("hangs", 1e-3)], Budget(seconds=60))
+    assert alone.run() == []
+    assert alone.failures == {"hangs": "no answer within 180 s"}
+
+
+def test_how_long_is_waited_follows_from_the_steps_that_were_seen(tmp_path: Path) -> None:
+    """A hang in mid-race was waited for 60 s a step. Of a step that nobody has seen, that is still so."""
+    contender = Ranks("one", Recipe(), Placement(), tmp_path)
+    assert contender._limit(2) == 60 + 2 * 60
+    assert contender._limit(64) == 60 + 10 * 60, "of ten steps, not of all"
+    contender._step_s = 2e-3
+    assert contender._limit(33) == pytest.approx(60 + 20 * 33 * 2e-3)
+    contender._step_s = 30.0
+    assert contender._limit(2) == 60 + 20 * 2 * 30, "a slow machine keeps its time"
+    script = Ranks("own", Recipe(), Placement(), tmp_path, Options(script="train.py"))
+    script._step_s = 2e-3
+    assert script._limit(33) > 600, "its own evaluation may come between two steps"
+
+
+def test_a_start_may_take_no_longer_than_the_race(tmp_path: Path) -> None:
+    """But a minute in any case: that is a slow machine."""
+    entry, program = entries(["ranks=1", "images=3 $ true"], "", None)
+    assert [contender(entry, tmp_path, None, budget)._start_s for budget in (10, 120, 900)] == [60, 120, 180]  # type: ignore[attr-defined]
+    assert [contender(program, tmp_path, None, budget)._start_s for budget in (10, 120, 900)] == [60, 120, 300]  # type: ignore[attr-defined]
 
 
 def test_a_budget_that_is_spent_before_the_first_round_is_named() -> None:

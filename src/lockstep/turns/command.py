@@ -33,8 +33,8 @@ class Command:
 
     whole_steps = 1
 
-    def __init__(self, name: str, argv: Sequence[str], images: float = 1.0) -> None:
-        self.name = name
+    def __init__(self, name: str, argv: Sequence[str], images: float = 1.0, start_s: float = START_S) -> None:
+        self.name, self._start_s = name, start_s
         self._argv, self._images = list(argv), images
         self._guard: subprocess.Popen[bytes] | None = None
         self._terminal = -1
@@ -56,7 +56,7 @@ class Command:
             os.close(its_end)
 
     def ready(self) -> None:
-        self._await_lines(1, START_S)
+        self._await_lines(1, self._start_s)
         self._send(signal.SIGSTOP)
 
     def take(self, lead: int, steps: int) -> Taken:
