@@ -226,8 +226,7 @@ def ready_and_take(contender: Command) -> None:
 
 
 @pytest.mark.cold
-def test_programs_that_end_fail_or_say_nothing_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.turns.command.START_S", 1.0)
+def test_programs_that_end_fail_or_say_nothing_are_named(tmp_path: Path) -> None:
     cases = {
         "let it train longer": program(tmp_path, steps=3),
         "exit code 3: no more": [sys.executable, "-c", "import sys; print('go'); print('no more'); sys.exit(3)"],
@@ -235,7 +234,7 @@ def test_programs_that_end_fail_or_say_nothing_are_named(tmp_path: Path, monkeyp
         "cannot start no-such-program: No such file": ["no-such-program"],
     }
     for said, argv in cases.items():
-        contender = Command("one", argv)
+        contender = Command("one", argv, start_s=1.0)
         contender.start(1)
         try:
             with pytest.raises(ContenderFailed, match=said):
