@@ -335,3 +335,8 @@ class StudyLine(TypedDict, total=False):
     finish_s: Number
     beside: BesideTurns | None
     """None where its windows say nothing."""
+    checked_s: Number
+    """Seconds of that check: another start of the cell, and its windows before and after the training."""
+    proven: str
+    """A cell that was proven, for so many `seconds`: a line of its own."""
+    seconds: Number
