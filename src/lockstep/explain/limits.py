@@ -13,11 +13,11 @@ from lockstep.explain.finding import Finding
 from lockstep.explain.speedup import crowded, known_cores
 from lockstep.placement import DEFAULT_BUCKET_MB
 from lockstep.recipe import Augment
-from lockstep.statistics import median_interval
+from lockstep.statistics import MARGIN_RATIO, median_interval
 from lockstep.units import counted, duration, percent
 from lockstep.ways import Way
 
-# A smaller saving is not worth reporting.
+# A smaller saving is not worth reporting; nor is one that is not surely more than MARGIN_RATIO.
 WORTH = 0.05
 
 
@@ -45,7 +45,7 @@ class Gain(NamedTuple):
 
     @property
     def worth(self) -> bool:
-        return self.saved >= WORTH and self.low > 0
+        return self.saved >= WORTH and self.low > MARGIN_RATIO
 
     @property
     def ends(self) -> tuple[float, float] | None:
