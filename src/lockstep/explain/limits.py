@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from lockstep.explain import blocks, shares
+from lockstep.explain import blocks, phases
 from lockstep.explain.evidence import Evidence
 from lockstep.explain.finding import Finding
 from lockstep.explain.speedup import crowded, known_cores
@@ -214,7 +214,7 @@ def _from_run(evidence: Evidence) -> Iterator[Finding]:
         )
     if data > WORTH * step:
         on = augmentations(evidence)
-        seen, advice = shares.loader(evidence) or ("", "make the batches in advance")
+        seen, advice = phases.loader(evidence) or ("", "make the batches in advance")
         yield Finding(
             verdict=f"the loader takes {percent(data / step)} of a step",
             why=f"{duration(data)} of {duration(step)} until the batch is there{seen}"

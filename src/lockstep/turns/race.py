@@ -171,11 +171,16 @@ class Race:
     def _over(self) -> bool:
         if not self._open() or self.starts >= estimate.LOOKS[-1]:
             return True
-        if not self._start_s or (self._lenient and self.starts < estimate.LOOKS[0]):
+        if self._lenient and self.starts < estimate.LOOKS[0]:
             return False
-        # A start that could not have its rounds before the time is over is not begun.
-        least = statistics.median(self._start_s) + self._least_rounds * statistics.median(self._round_s or [0.0])
-        return self.elapsed + least > self.budget.seconds
+        return not self._has_time_for(self._least_rounds)
+
+    def _has_time_for(self, rounds: int) -> bool:
+        """Whether one more start would have its rounds before the time is over; the first one always has."""
+        if not self._start_s:
+            return True
+        least = statistics.median(self._start_s) + rounds * statistics.median(self._round_s or [0.0])
+        return self.elapsed + least <= self.budget.seconds
 
     @property
     def _least_rounds(self) -> int:
