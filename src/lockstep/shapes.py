@@ -318,7 +318,7 @@ class BesideTurns(TypedDict):
 
 
 class StudyLine(TypedDict, total=False):
-    """A line of a study's log.jsonl: a run that begins, or how it ended."""
+    """A line of a study's log.jsonl: a run that begins, or how it ended; or a proof."""
 
     cell: str | None
     repeat: Count | None

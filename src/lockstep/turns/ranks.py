@@ -28,8 +28,8 @@ from lockstep.units import counted
 
 # How long the ranks of a placement may take to start (many may start side by side), unless a race has less time.
 START_S = 180.0
-# How long a window may take beyond its steps. Those take no longer than MANY_TIMES the slowest seen; until whole rounds of them were
-# seen, they may take SLOWEST_STEP_S each, but for no more than UNSEEN_STEPS.
+# How long a window may take beyond its steps. Those take no longer than MANY_TIMES the slowest seen. Until all that belongs together was
+# seen, UNSEEN_STEPS of them may take SLOWEST_STEP_S each as well.
 WINDOW_S, MANY_TIMES = 60.0, 20.0
 SLOWEST_STEP_S, UNSEEN_STEPS = 60.0, 10
 EVALUATION_S = 600.0
@@ -90,7 +90,7 @@ class Ranks:
         self._lingers = 0.0
         self.whole_steps = 1
         self._start_s = start_s
-        self._step_s = 0.0
+        self._step_s, self._has_seen_all = 0.0, False
 
     def start(self, number: int) -> None:
         run, spec = prepare(self._recipe, self._placement, self._options, self._folder, f"{number:03d}")
@@ -126,8 +126,8 @@ class Ranks:
         found = self._collect(self._limit(lead + steps))
         time.sleep(self._lingers)
         wall = max(answer["wall"] for answer in found)
-        if steps >= self.whole_steps:
-            self._step_s = max(self._step_s, wall / steps)
+        self._step_s = max(self._step_s, wall / steps)
+        self._has_seen_all |= steps >= self.whole_steps
         phases = [answer["phases"] for answer in found]
         return Taken(
             samples=found[0]["samples"],
@@ -141,8 +141,8 @@ class Ranks:
     def _limit(self, steps: int) -> float:
         """Seconds that this many steps may take. A script's own evaluation may come between two of them."""
         beyond = EVALUATION_S if self._options.script else WINDOW_S
-        if not self._step_s:
-            return beyond + SLOWEST_STEP_S * min(steps, UNSEEN_STEPS)
+        if not self._has_seen_all:  # an exchange may still come
+            beyond += SLOWEST_STEP_S * min(steps, UNSEEN_STEPS)
         return beyond + MANY_TIMES * self._step_s * steps
 
     def look(self) -> Look:
