@@ -1,7 +1,8 @@
 """`python -m benchmarks.noise RUNS NAME`: write tests/noise/NAME.json, the noise of this machine, from every race and study in a folder of runs.
 
 What is kept of each pair of contenders are log ratios within rounds, by start, less their mean: whatever truly differs is taken out, and what the
-machine does is left, of the size that it had (files of before 2026-11-19 have the starts of a pair too near to each other, by up to a fifth).
+machine does is left, of the size that it had (files without `starts_as_far_apart` have the starts of a pair too near to each other, by up to a
+fifth, and their reader puts them apart).
 tests/test_turns.py simulates races with it.
 """
 
@@ -31,7 +32,8 @@ def main(runs: Path, name: str) -> None:
         windows = [msgspec.convert(line, Window) for line in read_records(file, Window)]
         names = list(dict.fromkeys(window.contender for window in windows))
         found += [pair for other in names[1:] if (pair := residuals(windows, other, names[0]))]
-    content = {"machine": {key: machine.describe()[key] for key in ("cpu", "cores", "kernel")}, "pairs": found}
+    about = {key: machine.describe()[key] for key in ("cpu", "cores", "kernel")}
+    content = {"machine": about, "starts_as_far_apart": True, "pairs": found}
     path = ROOT / "tests" / "noise" / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(content, separators=(",", ":")) + "\n")

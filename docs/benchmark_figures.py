@@ -63,6 +63,10 @@ CONCLUSIONS = {
     "tune": 1,
     "turns": 3,
 }
+# Results of a section that has another form since then.
+EARLIER = {
+    "2026-11-16-explain": "An earlier form of this section: five causes of one size each, without the true size of any.",
+}
 HEAD = """# Benchmark figures
 
 Every comparison is made within a round; the figure is the median over rounds, with its 95 % interval.
@@ -169,6 +173,8 @@ def section(path: Path) -> str:
     result = path.with_suffix(".md")
     dated = f"[{path.stem[:10]}](../benchmarks/results/{result.name})"
     lines = [f"## {path.stem[11:]}\n", document["title"], f"({dated}).\n"]
+    if path.stem in EARLIER:
+        lines.append(f"*{EARLIER[path.stem]}*\n")
     if not document["valid"]:
         lines.append("**These figures are not valid: the result's notes say why.**\n")
     # A pair's CPU time is in the result; here it stands only where it is what was judged.

@@ -162,6 +162,15 @@ def test_reasons_and_the_next_command(study: Made) -> None:
     assert next_step(subject, " --runs here") == "lockstep explain mine --runs here (why, cell by cell)"
 
 
+def test_more_cores_that_are_slower_are_no_reason_by_themselves(tmp_path: Path) -> None:
+    cells = {"one": {"global_batch": 32}, "2 ranks": {"global_batch": 32, "ranks": 2}}
+    made = Made(tmp_path, cells=cells, repeats=5)
+    made.race({"one": 100.0, "2 ranks": 130.0})
+    ranks = answers(of_study(made.folder))[0]
+    assert ranks.why.startswith("2 cores instead of 1; with 2, "), ranks
+    assert " where its share is " in ranks.why
+
+
 def test_runs_made_once_settle_nothing_and_a_race_of_them_would(tmp_path: Path) -> None:
     folders = Folders(tmp_path)
     runs = [folders.run("a", placement=ALONE, seconds=10), folders.run("b", placement=BOTH, seconds=6.25)]

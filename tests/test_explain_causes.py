@@ -18,14 +18,14 @@ __all__ = ["folder"]
 STEPS = 200
 
 
-def timed(run: Run, *ranks: dict[str, Any]) -> Run:
+def timed(run: Run, *ranks: dict[str, Any], exchange: int = 200) -> Run:
     """Ranks that work for so many microseconds in each phase; all leave the exchange together, 0.2 ms after the last one came."""
     noise = np.random.default_rng(1).normal(0, 20, (len(ranks), STEPS))
     work = [sum(phases.values()) + noise[rank] for rank, phases in enumerate(ranks)]
     last = np.max(work, axis=0)
     found = []
     for rank, phases in enumerate(ranks):
-        total = last + 200
+        total = last + exchange
         named = {name: value for name, value in phases.items() if name != "other"}
         named["backward"] = named["backward"] + noise[rank]
         found.append(rows(STEPS, **named, exchange=total - work[rank], total=total))
@@ -50,6 +50,18 @@ def test_a_slow_rank_costs_all_that_the_others_wait_for(folder: Folder) -> None:
     assert found.cost == pytest.approx(1000 / 10500, rel=0.03), "not half of it: both ranks would be done sooner"
     assert found.interval
     assert found.interval[0] < found.cost < found.interval[1]
+
+
+def test_a_cause_is_named_only_where_it_surely_costs_more_than_two_percent(folder: Folder) -> None:
+    """A rank may surely be slow, and hardly anything be lost by that: most of the step is exchange."""
+    slower = {**BASE, "forward": 3300, "backward": 6300}
+    (found,) = straggler.answer(Evidence(timed(folder.run(), BASE, slower, exchange=60_000)))
+    assert found.verdict.startswith("rank 1 is slow")
+    assert (found.cause, found.cost) == ("", pytest.approx(600 / 70_000, rel=0.05))
+    (found,) = straggler.answer(Evidence(timed(folder.run(), BASE, slower)))
+    assert found.cause == "rank"
+    assert not limits.Gain(0.06, 0.01, 0.1).worth, "not surely more than what nobody would act on"
+    assert limits.Gain(0.06, 0.03, 0.1).worth
 
 
 @pytest.mark.parametrize(("phase", "cause"), [("other", "besides"), ("data", "loader"), ("optimizer", "besides")])

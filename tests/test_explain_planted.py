@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from lockstep.run import Run
+from lockstep.ways import BESIDE, read
 from support import SHORT, Cli, wait_for
 
 # They judge by time, so nothing else may take the machine.
@@ -118,6 +119,18 @@ def test_the_probe_measures_every_way_and_leaves_the_run_as_it_was(cli: Cli) -> 
     assert (cli.runs / run["id"] / "summary.json").read_bytes() == before
     listed = json.loads(cli("runs", "--json").stdout)
     assert len(listed) == 1, "the probe is no run of its own in the list"
+
+
+def test_the_probe_takes_whole_rounds_of_local_sgd(cli: Cli) -> None:
+    """Seven steps belong together. Of part of them some rounds would have an exchange and others none, and the median would be of those."""
+    run = cli.run(*SHORT, "ranks=2", "epochs=1", "strategy=local-sgd", "local_sgd.every=7")
+    explained(cli, run["id"], "--measure", "--seconds", "1")
+    steps = {name: way.steps for name, way in read(cli.runs / run["id"] / BESIDE).items()}
+    assert {name: count % 7 for name, count in steps.items() if name in ("together", "no-data", "double")} == {
+        "together": 0,
+        "no-data": 0,
+        "double": 0,
+    }
 
 
 @pytest.mark.slow

@@ -220,6 +220,8 @@ def test_a_full_disk_is_not_the_students(cli: Cli, small_disk: Path) -> None:
 class Racer:
     """A contender that does not start."""
 
+    whole_steps = 1
+
     def __init__(self, name: str, fails: bool) -> None:
         self.name, self._fails = name, fails
 

@@ -24,7 +24,8 @@ from lockstep.backends.costs.cells import Cell
 from lockstep.errors import InputError
 from lockstep.launch.emulated.link import Link, parse_link
 from lockstep.machine.cores import cores
-from lockstep.placement import Placement
+from lockstep.measure.environment import version_of
+from lockstep.placement import LocalSgd, Placement
 from lockstep.predict import check, fit, measure, score
 from lockstep.predict.compute import Compute, Point, at
 from lockstep.predict.exchange import Cluster, Detour, Software, cost_of, hierarchical, ring, tree
@@ -39,7 +40,7 @@ from lockstep.predict.replay import Script, replay, script_of
 from lockstep.predict.ring import around
 from lockstep.predict.scaling import Ask, asked_ranks, judge, table, usual_ranks
 from lockstep.predict.waiting import noise_of, slowest
-from lockstep.recipe import Recipe, Regularize
+from lockstep.recipe import Optimizer, Recipe, Regularize
 from support import Cli
 
 ALPHA, BETA = 200e-6, 2e9
@@ -80,6 +81,7 @@ def planted(**changes: Any) -> Fit:
         seconds=42.0,
         machine=store.machine(),
         cores=2,
+        lockstep=version_of("lockstep") or "unknown",
         recipe=Recipe(data="embedded", global_batch=256),
         placement=placement,
         compute=Compute(ranks=2, wrapper=1e-4, alone=points(1.0, 0.0), sharing=points(1.1, 1e-4)),
@@ -216,15 +218,28 @@ def test_compute_between_and_beyond_what_was_measured() -> None:
     made = [Point(samples=s, seconds=t, backward=t / 2, optimizer=1.0) for s, t in ((1, 10.0), (4, 10.0), (8, 14.0))]
     assert [at(made, samples).seconds for samples in (1, 2, 4, 6, 8, 12)] == [10, 10, 10, 12, 14, 18]
     assert at(made, 6).backward == 6
-    parts = Compute(ranks=3, wrapper=0.5, alone=made, sharing=[replace_point(p, 4.5) for p in made]).parts(4, 3, 3)
+    parts = Compute(ranks=3, wrapper=0.5, alone=made, sharing=[replace_point(p, 4.5) for p in made]).parts(4, 3, 3, 3)
     assert (parts.compute, parts.wrapper) == (3 * 9 + 1, 3 * 0.5), (
         "the optimizer works once a step, the wrapper in each pass"
     )
     assert parts.contention == 3 * 4.0, "4.5 more with all three, of which 0.5 are the wrapper's"
-    half = Compute(ranks=3, wrapper=0.5, alone=made, sharing=[replace_point(p, 4.5) for p in made]).parts(4, 1, 2)
+    half = Compute(ranks=3, wrapper=0.5, alone=made, sharing=[replace_point(p, 4.5) for p in made]).parts(4, 1, 2, 3)
     assert half.contention == 2.0, "two of three ranks: half-way between one and all"
-    turns = Compute(ranks=3, wrapper=0.5, alone=made, sharing=[replace_point(p, 4.5) for p in made]).parts(4, 3, 6)
+    turns = Compute(ranks=3, wrapper=0.5, alone=made, sharing=[replace_point(p, 4.5) for p in made]).parts(4, 3, 6, 3)
     assert sum(turns[:3]) == 2 * (3 * 13.5 + 1), "six ranks where three have room: all of it twice"
+    there = Compute(ranks=3, wrapper=0.5, alone=made, sharing=[replace_point(p, 4.5) for p in made]).parts(4, 3, 6, 8)
+    assert sum(there[:3]) == 3 * (9 + 0.5) + 1 + 3 * 4.0 * 5 / 2, "eight have room: contention goes on to grow"
+
+
+def test_ranks_take_turns_only_where_there_are_no_cores_for_them() -> None:
+    """Two ranks were measured, and four are asked for: on two cores a step takes twice as long, and on eight it does not."""
+    narrow, wide = (planted(cores=cores) for cores in (2, 8))
+    case = Case(micro=16, per_host=4)
+    alone = at(narrow.compute.alone, 16).seconds
+    assert bare(narrow, case).seconds > 2 * alone
+    assert bare(wide, case).seconds < 1.6 * alone
+    assert (narrow.room, wide.room) == (2, 8)
+    assert planted(cores=8, placement=msgspec.structs.replace(wide.placement, threads=4)).room == 2
 
 
 def replace_point(point: Point, more: float) -> Point:
@@ -413,6 +428,22 @@ def test_a_fit_is_kept_by_what_a_step_depends_on(tmp_path: Path) -> None:
     for change in ({"model": "tied-conv"}, {"precision": "bf16"}):
         assert fit.load(msgspec.structs.replace(made.recipe, **change), made.placement, tmp_path) is None
     assert fit.load(made.recipe, msgspec.structs.replace(made.placement, backend="mpi"), tmp_path) is None
+    every = msgspec.structs.replace(made.placement, local_sgd=LocalSgd(every=32))
+    assert fit.load(made.recipe, every, tmp_path) == made, "ddp does not read it"
+    local = [msgspec.structs.replace(each, strategy="local-sgd") for each in (made.placement, every)]
+    assert len({fit.key(made.recipe, each) for each in local}) == 2, "it exchanges less often"
+    sgd = [
+        Optimizer(name="sgd"),
+        Optimizer(name="sgd", momentum=0.9),
+        Optimizer(name="sgd", momentum=0.9, nesterov=True),
+    ]
+    sgd.append(Optimizer(name="sgd", weight_decay=1e-4))
+    updates = [msgspec.structs.replace(made.recipe, optimizer=each) for each in sgd]
+    assert len({fit.key(each, made.placement) for each in updates}) == 4, "each makes an update more work"
+    warmer = [
+        msgspec.structs.replace(updates[1], optimizer=Optimizer(name="sgd", momentum=m, lr=1.0)) for m in (0.5, 0.9)
+    ]
+    assert len({fit.key(each, made.placement) for each in warmer}) == 1, "how much of it does not"
     path = tmp_path / f"{fit.key(made.recipe, made.placement)}.json"
     path.write_text(path.read_text().replace(f'"format": {fit.FORMAT}', '"format": 0'))
     assert fit.load(made.recipe, made.placement, tmp_path) is None
@@ -577,6 +608,34 @@ def test_predictions_from_a_fit_need_no_torch(ready: Cli) -> None:
     assert "weights averaged every 4 steps" in table.stdout
     assert "global batch 256 does not divide by 6" in table.stdout
     assert "10gbit,50us, which is assumed" in table.stdout
+
+
+def test_a_fit_or_a_check_of_another_version_says_so(ready: Cli) -> None:
+    where = ready.folder / "cache" / "predict" / store.fingerprint()
+    said = " ".join(ready("predict", *WORDS, "--ranks", "2").stdout.split())
+    assert "another version" not in said
+    fit.save(planted(lockstep="0.1"), where)
+    score_kept = {
+        "n": 0,
+        "median_error": 0.0,
+        "ninth_decile": 0.0,
+        "worst_error": 0.0,
+        "nine_of_ten_held": None,
+        "kinds": {},
+    }
+    (where / "check.json").write_text(json.dumps({"format": check.FORMAT, "time": 0.0, "quick": True, **score_kept}))
+    said = " ".join(ready("predict", *WORDS, "--ranks", "2").stdout.split())
+    own = version_of("lockstep")
+    assert f"This fit is from another version of Lockstep (0.1; this is {own}): fit again with --measure." in said
+    assert f"The intervals are from another version of Lockstep (unknown; this is {own}): run 'lockstep" in said
+
+
+def test_a_batch_that_no_two_ranks_can_share_is_refused_before_anything_is_measured(ready: Cli) -> None:
+    for words in (("global_batch=1", "ranks=2"), ("global_batch=1",), ("global_batch=256", "ranks=2", "--batch", "1")):
+        said = ready.error("predict", "data=embedded", *words, code=2)
+        assert "global_batch=1 leaves some of 2 ranks without a sample" in said
+    _, placement, _ = here(Recipe(global_batch=1), Placement(threads=1), weak=True)
+    assert placement.threads == 1, "a batch of one for each rank can be predicted"
 
 
 def test_a_fit_on_a_starved_machine_has_earned_no_interval(ready: Cli) -> None:

@@ -162,7 +162,7 @@ def test_without_noise_the_replay_is_the_closed_form(name: str, hosts: int, per_
 def test_the_ranks_that_were_measured_take_what_was_measured(name: str) -> None:
     made = fitted(name)
     case = Case(micro=16, per_host=2)
-    parts = made.compute.parts(16, 1, 2)
+    parts = made.parts(16, 1, 2)
     apart = parts.compute + parts.wrapper + parts.contention
     assert predict(made, case).seconds == pytest.approx(apart + 0.01), "0.01 s beyond ranks that exchange nothing"
 

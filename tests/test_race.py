@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 from lockstep.launch import prepare
+from lockstep.launch.emulated import network as emulate
 from lockstep.run import write_atomic
 from lockstep.settings import load
 from lockstep.turns import Command, ContenderFailed, Ranks
@@ -65,6 +66,15 @@ def test_ranks_take_windows_and_are_parked_in_between(started: Ranks, tmp_path: 
     assert used_seconds(tmp_path) - before < 0.1
 
 
+@pytest.mark.parametrize(
+    ("started", "together"),
+    [(["ranks=2", "strategy=diloco", "local_sgd.every=7"], 7), (["ranks=1", "local_sgd.every=7"], 1)],
+    indirect=["started"],
+)
+def test_ranks_say_how_many_of_their_steps_belong_together(started: Ranks, together: int) -> None:
+    assert started.whole_steps == together
+
+
 @pytest.mark.parametrize("started", [["ranks=2", "backend=gloo"]], indirect=True)
 def test_a_rank_that_is_killed_between_two_windows_is_named(started: Ranks, tmp_path: Path) -> None:
     started.take(1, 2)
@@ -81,6 +91,7 @@ def test_every_window_of_a_race_is_kept(cli: Cli) -> None:
     assert found.returncode == 0, found.stderr
     document = json.loads(found.stdout)
     assert [entry["name"] for entry in document["entries"]] == words[:2]
+    assert document["budget"] == {"seconds": 30, "margin": 0.1}
     folder = RaceFolder.find("mine", cli.runs)
     assert folder is not None
     windows = folder.windows()
@@ -89,6 +100,47 @@ def test_every_window_of_a_race_is_kept(cli: Cli) -> None:
     assert document["ratios"][0]["rounds"] >= 4 * document["starts"]
     assert folder.read().over
     assert not any(path.is_dir() for path in folder.starts.glob("*/*")), "what ended well leaves no folder"
+
+
+@pytest.mark.slow
+@pytest.mark.cold
+@pytest.mark.skipif(emulate.problem() is not None, reason=f"emulated hosts: {emulate.problem()}")
+def test_emulated_hosts_race_and_their_delay_is_in_their_windows(cli: Cli) -> None:
+    """A ring of two hosts waits for its link twice in every step; the other contender waits for nobody."""
+    words = ["ranks=1", "ranks=2 hosts=emulated:2 link=1gbit,20ms backend=gloo strategy=flat"]
+    found = cli("race", *words, "--all", " ".join([*TINY, "data=embedded"]), "--budget", "30s", "--json", timeout=150)
+    assert found.returncode == 0, found.stderr
+    document = json.loads(found.stdout)
+    assert document["failures"] == {}
+    folder = RaceFolder.find("last", cli.runs)
+    assert folder is not None
+    far = [window.wall / window.steps for window in folder.windows() if window.contender == words[1]]
+    assert len(far) >= 4
+    assert min(far) > 2 * 20e-3, "no step is shorter than what the link takes"
+    assert processes_of(cli.folder) == []
+
+
+@pytest.mark.slow
+@pytest.mark.cold
+def test_six_contenders_fit_into_two_gigabytes(tmp_path: Path) -> None:
+    """Memory that processes share counts once."""
+    words = ("ranks=1", "model=mnist-convnet", "data=embedded", "global_batch=32")
+    six = [ranks(tmp_path, *words, name=str(number)) for number in range(6)]
+    try:
+        for contender in six:
+            contender.start(1)
+        for contender in six:
+            contender.ready()
+        for contender in six:
+            contender.take(2, 10)
+        shares = [Path(f"/proc/{process}/smaps_rollup").read_text() for process in processes_of(tmp_path)]
+        found = re.findall(r"^Pss: +(\d+) kB", "".join(shares), re.MULTILINE)
+        assert len(found) >= 6
+        assert sum(map(int, found)) << 10 < 2 << 30
+    finally:
+        for contender in six:
+            contender.end()
+    assert processes_of(tmp_path) == []
 
 
 @pytest.mark.slow
@@ -217,8 +269,7 @@ def ready_and_take(contender: Command) -> None:
 
 
 @pytest.mark.cold
-def test_programs_that_end_fail_or_say_nothing_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.turns.command.START_S", 1.0)
+def test_programs_that_end_fail_or_say_nothing_are_named(tmp_path: Path) -> None:
     cases = {
         "let it train longer": program(tmp_path, steps=3),
         "exit code 3: no more": [sys.executable, "-c", "import sys; print('go'); print('no more'); sys.exit(3)"],
@@ -226,7 +277,7 @@ def test_programs_that_end_fail_or_say_nothing_are_named(tmp_path: Path, monkeyp
         "cannot start no-such-program: No such file": ["no-such-program"],
     }
     for said, argv in cases.items():
-        contender = Command("one", argv)
+        contender = Command("one", argv, start_s=1.0)
         contender.start(1)
         try:
             with pytest.raises(ContenderFailed, match=said):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import random
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +15,16 @@ import pytest
 
 from lockstep.machine.cpu import TICKS_S, Ticks
 from lockstep.report.cells import reason
-from lockstep.run import append_line, write_atomic
+from lockstep.run import Options, append_line, write_atomic
 from lockstep.statistics import compare_family
-from lockstep.study import beside, compare, racing, timing, versus
+from lockstep.study import beside, compare, execute, racing, timing, versus
 from lockstep.study.definition import Claim, Published
 from lockstep.study.file import from_tree
 from lockstep.study.folder import StudyFolder
 from lockstep.study.gather import of_study
 from lockstep.study.plan import Planned, apart, plan, timed_content
 from lockstep.study.seeds import undecided
+from lockstep.study.session import Session, Watcher
 from lockstep.turns import estimate
 from lockstep.turns.contender import Taken
 from lockstep.turns.estimate import Window
@@ -338,6 +341,8 @@ def test_looking_three_times_keeps_the_error(spread: float) -> None:
 class Windows:
     """Ranks that take 2 ms for a sample, all of it on a processor, and wait for one for as long as they are told."""
 
+    whole_steps = 1
+
     def __init__(self, waited: float) -> None:
         self.waited, self.used = waited, 0.0
 
@@ -423,6 +428,51 @@ def test_a_cell_that_fell_out_of_the_race_is_a_result(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- in real processes
+
+
+def test_the_budget_is_for_proofs_and_checks_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a clock that only they move: a proof of 40 s, and for a training of 100 s a parked start, 10 s before it and 5 s after."""
+    study = Made(tmp_path, cells={"alone": {}, "ranks": {"ranks": 2}}, repeats=1, budget_minutes=60.0)
+    now = 0.0
+
+    def took(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    def session() -> Session:
+        return Session(study.folder, study.planned, Options(), study.folder.runs, Watcher(), clock=lambda: now)
+
+    monkeypatch.setattr(execute.proof, "prove", lambda folder, cell, data_root: took(40.0))
+    first = session()
+    execute._prove(first)
+    execute._look(first, again=False)
+    assert first.spent == 40
+    monkeypatch.setattr(execute.proof, "known", lambda root, cell: True)
+
+    class Parked:
+        def found(self) -> None:
+            took(5.0)
+
+    @contextmanager
+    def parked(*_: object) -> Iterator[Parked]:
+        took(10.0)
+        yield Parked()
+
+    monkeypatch.setattr(execute, "beside", parked)
+    monkeypatch.setattr(execute, "execute", lambda run, spec, progress: took(100.0))
+    monkeypatch.setattr(execute, "_overhead", lambda *_: {})
+    first.costs = {"alone": 1e-4, "ranks": 2e-4}
+    execute._one(first, first.step(study.planned.items[0]))
+    assert first.spent == 40 + 115
+    (record,) = study.folder.records()
+    assert (record["ended"] - record["began"], record["checked_s"]) == (100, 15), (
+        "the training by itself is what others are estimated by"
+    )
+    again = session()
+    execute._prove(again)
+    execute._look(again, again=False)
+    assert again.spent == 40 + 115, "the same in the next call"
+
 
 SMALL = """
 repeats = 2

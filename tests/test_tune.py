@@ -19,7 +19,7 @@ from lockstep.report.tune import command_line, tune_part
 from lockstep.run import Run
 from lockstep.tune import stages
 from lockstep.tune.choices import Way, changes, layouts
-from lockstep.tune.stages import search
+from lockstep.tune.stages import Search
 from lockstep.turns import Budget, ContenderFailed, Taken
 from lockstep.turns.knockout import Knockout
 from support import SHORT, Cli, processes_of
@@ -101,6 +101,7 @@ class Made:
     """A contender whose steps take what they are said to, in made-up time."""
 
     noise: ClassVar[random.Random] = random.Random(5)
+    whole_steps = 1
 
     def __init__(self, name: str, step: float, fails: str = "") -> None:
         self.name, self._step, self._fails = name, step, fails
@@ -207,7 +208,7 @@ def test_it_finds_what_several_changes_together_give(monkeypatch: pytest.MonkeyP
     machine = Machine(
         monkeypatch, fused={False: 2.0}, ranks={2: 0.8}, strategy={"flat": 0.9}, memory_format={"contiguous": 1.3}
     )
-    found = search(Recipe(data="embedded", global_batch=64), Placement(), ["data"], 60.0, runs=tmp_path)
+    found = Search(Recipe(data="embedded", global_batch=64), Placement(), ["data"], 60.0, runs=tmp_path).run()
     # A change that does nothing may be chosen too: by chance one of many looks as if it helped.
     assert set(found.words) >= {"ranks=2", "threads=1", "backend=shm", "strategy=flat"}
     assert "fused=false" not in found.words
@@ -229,7 +230,7 @@ def test_one_host_may_be_better_than_two(monkeypatch: pytest.MonkeyPatch, tmp_pa
     asked = ("data=embedded", "hosts=emulated:2", "ranks=2", "link=10mbit,5ms")
     placement = Placement(hosts=2, emulated=True, ranks=2, link="10mbit,5ms")
     stated = [word.partition("=")[0] for word in asked]
-    found = search(Recipe(data="embedded", global_batch=64), placement, stated, 60.0, runs=tmp_path)
+    found = Search(Recipe(data="embedded", global_batch=64), placement, stated, 60.0, runs=tmp_path).run()
     assert found.default.startswith("hosts=emulated:2 ranks=2")
     assert set(found.words) >= {"ranks=2", "threads=1"}, "two ranks, on one host"
     assert found.placement.hosts == 1
@@ -247,7 +248,7 @@ def test_where_nothing_helps_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_pat
         memory_format={"contiguous": 1.3},
         micro_batch=dict.fromkeys((8, 16, 32), 1.4),
     )
-    found = search(Recipe(data="embedded", global_batch=64), Placement(), [], 60.0, runs=tmp_path)
+    found = Search(Recipe(data="embedded", global_batch=64), Placement(), [], 60.0, runs=tmp_path).run()
     assert found.words == ["ranks=1", "threads=2"]
     assert "nothing that was tried is better" in tune_part(found, "", "seconds").headlines[0].verdict
     assert len(found.races) == 1

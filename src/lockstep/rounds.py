@@ -31,3 +31,8 @@ def rounds(
 def calls_in(seconds: float, once: float, most: int = 1000) -> int:
     """How many calls of `once` seconds fill a window."""
     return max(1, min(most, round(seconds / max(once, 1e-9))))
+
+
+def multiple(steps: int, together: int) -> int:
+    """At least as many steps, and a multiple of those that belong together: a strategy that exchanges every N steps is timed over N."""
+    return -(-steps // together) * together

@@ -318,7 +318,7 @@ class BesideTurns(TypedDict):
 
 
 class StudyLine(TypedDict, total=False):
-    """A line of a study's log.jsonl: a run that begins, or how it ended."""
+    """A line of a study's log.jsonl: a run that begins, or how it ended; or a proof."""
 
     cell: str | None
     repeat: Count | None
@@ -335,3 +335,8 @@ class StudyLine(TypedDict, total=False):
     finish_s: Number
     beside: BesideTurns | None
     """None where its windows say nothing."""
+    checked_s: Number
+    """Seconds of that check: another start of the cell, and its windows before and after the training."""
+    proven: str
+    """A cell that was proven, for so many `seconds`: a line of its own."""
+    seconds: Number

@@ -100,7 +100,7 @@ def command(
         _show(together(found), as_json)
         return
     name, recipe, placement = _asked(words, runs)
-    fit, remarks = _fit(name, recipe, placement, options["batch"], measure, data_root)
+    fit, remarks = _fit(name, recipe, placement, options["batch"], options["weak"], measure, data_root)
     found = []
     for link in each:
         asked, assumed = ask(fit, recipe, placement, link=link, **options)
@@ -199,13 +199,19 @@ def _is_published(word: str) -> bool:
 
 
 def _fit(
-    name: str | None, recipe: Recipe, placement: Placement, batch: int | None, measure: bool, data_root: str | None
+    name: str | None,
+    recipe: Recipe,
+    placement: Placement,
+    batch: int | None,
+    weak: bool,
+    measure: bool,
+    data_root: str | None,
 ) -> tuple[Fit, list[str]]:
     """The fit that is kept, or a new one."""
     from lockstep.predict import fit as fits
     from lockstep.predict.here import here
 
-    recipe, placement, remarks = here(recipe, placement)
+    recipe, placement, remarks = here(recipe, placement, batch, weak)
     found = None if measure else fits.load(recipe, placement)
     if found is None:
         if name and not measure:

@@ -53,7 +53,7 @@ def command(
     from lockstep.report.terminal import draw_answers, draw_table
     from lockstep.report.tune import command_line, tune_part
     from lockstep.settings import changed
-    from lockstep.tune import search
+    from lockstep.tune import Search
     from lockstep.tune.stages import LEAST_STAGE_S
 
     if budget < LEAST_STAGE_S:
@@ -73,7 +73,7 @@ def command(
     stated = {*(word.partition("=")[0].replace("-", "_") for word in words if "=" in word), *changed(recipe, placement)}
     live = Live(budget)
     try:
-        found = search(recipe, placement, stated, budget, cost, allow, runs, data_root, note, live)
+        found = Search(recipe, placement, stated, budget, cost, allow, runs, data_root, note, live).run()
     except KeyboardInterrupt:
         raise RunCancelled("stopped; what was measured is in the folder of races") from None
     line = command_line(words, found)

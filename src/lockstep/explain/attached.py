@@ -1,7 +1,7 @@
 """The usual suspects in a training that Lockstep only looks at (docs/attach.md): what its hooks have seen, with the time that it is about.
 
 Three kinds. What changes what is learned comes first, and is here. So does what makes other parts of a step longer (inflating.py). The rest is a share
-of a step that has a name (shares.py).
+of a step that has a name (phases.py).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from lockstep.explain import inflating, shares
+from lockstep.explain import inflating, phases
 from lockstep.explain.evidence import Evidence
 from lockstep.explain.finding import Finding
 from lockstep.explain.inflating import TOO_OFTEN
@@ -25,9 +25,9 @@ def answer(evidence: Evidence) -> Iterator[Finding]:
     yield from inflating.exchange(evidence, seen)
     yield from inflating.evaluation(evidence, seen)
     yield from inflating.workers(evidence, seen)
-    yield from shares.update(evidence, seen)
-    yield from shares.beside(evidence, seen)
-    yield from shares.neighbour(evidence, seen)
+    yield from phases.update(evidence, seen)
+    yield from phases.beside(evidence, seen)
+    yield from phases.neighbour(evidence, seen)
 
 
 def _learning(evidence: Evidence, seen: dict[str, Any]) -> Iterator[Finding]:

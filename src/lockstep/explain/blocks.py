@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lockstep.measure.phases import Rows
-from lockstep.statistics import ALPHA, median_interval, t_quantile
+from lockstep.statistics import ALPHA, MARGIN_RATIO, median_interval, t_quantile
 
 # The run's own steps are divided into this many.
 BLOCKS = 20
@@ -25,6 +25,11 @@ class Mean(NamedTuple):
     def of(self, whole: float) -> Mean:
         """As a share of something."""
         return Mean(*(each / whole for each in self))
+
+    @property
+    def surely(self) -> bool:
+        """Of a share of a step: whether it is more than a difference that nobody would act on. Only then a cause is named."""
+        return self.low > MARGIN_RATIO
 
     @property
     def ends(self) -> tuple[float, float] | None:

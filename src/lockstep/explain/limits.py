@@ -7,17 +7,17 @@ import statistics
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from lockstep.explain import blocks, shares
+from lockstep.explain import blocks, phases
 from lockstep.explain.evidence import Evidence
 from lockstep.explain.finding import Finding
 from lockstep.explain.speedup import crowded, known_cores
 from lockstep.placement import DEFAULT_BUCKET_MB
 from lockstep.recipe import Augment
-from lockstep.statistics import median_interval
+from lockstep.statistics import MARGIN_RATIO, median_interval
 from lockstep.units import counted, duration, percent
 from lockstep.ways import Way
 
-# A smaller saving is not worth reporting.
+# A smaller saving is not worth reporting; nor is one that is not surely more than MARGIN_RATIO.
 WORTH = 0.05
 
 
@@ -45,7 +45,7 @@ class Gain(NamedTuple):
 
     @property
     def worth(self) -> bool:
-        return self.saved >= WORTH and self.low > 0
+        return self.saved >= WORTH and self.low > MARGIN_RATIO
 
     @property
     def ends(self) -> tuple[float, float] | None:
@@ -214,7 +214,7 @@ def _from_run(evidence: Evidence) -> Iterator[Finding]:
         )
     if data > WORTH * step:
         on = augmentations(evidence)
-        seen, advice = shares.loader(evidence) or ("", "make the batches in advance")
+        seen, advice = phases.loader(evidence) or ("", "make the batches in advance")
         yield Finding(
             verdict=f"the loader takes {percent(data / step)} of a step",
             why=f"{duration(data)} of {duration(step)} until the batch is there{seen}"

@@ -90,7 +90,7 @@ def _neighbour(busy: blocks.Mean, step: float, figures: dict[str, Any]) -> Findi
         "no rank is slow all the time",
         next="find it with 'top', and keep the cores of the ranks free",
         cost=busy.value,
-        cause="neighbour",
+        cause="neighbour" if busy.surely else "",
         figures=figures,
     )
 
@@ -156,7 +156,7 @@ def _uneven(evidence: Evidence, figures: dict[str, Any], work: Any) -> Finding:
         f"the work of the others in a step",
         next=advice,
         cost=figures["lost_s"] / figures["step_s"],
-        cause="shares",
+        cause="shares" if blocks.mean(work.max(axis=0) - work.mean(axis=0)).of(figures["step_s"]).surely else "",
         figures=figures,
     )
 
@@ -180,7 +180,7 @@ def _slow(evidence: Evidence, figures: dict[str, Any], work: Any) -> Finding:
         or f"see what else runs there, whether it is throttled, and whether the host differs ('lockstep doctor' there){_less(evidence)}",
         cost=found.value,
         interval=found.ends,
-        cause=reason.cause,
+        cause=reason.cause if found.surely else "",
         figures=figures,
     )
 
@@ -234,7 +234,7 @@ def _for_a_while(
         why=f"it worked {float(part[slow].mean()) / others:.2f} times as long as the others then, which costs {percent(lost / step)} of the whole run",
         next="something else ran on its core at that time: run it again, or keep the machine free",
         cost=lost / step,
-        cause="pause",
+        cause="pause" if lost / step > MARGIN_RATIO else "",
         figures={**figures, "stretch": list(stretch)},
     )
 

@@ -44,7 +44,7 @@ def _computing(fit: Fit, seen: Shown, row: Row) -> tuple[float, float]:
     if seen.ranks == 1:
         steady = step.compute + step.wrapper
         return steady, steady * AGAIN + CONTENDED * step.contention
-    there = fit.compute.parts(case.micro, 1, seen.ranks)
+    there = fit.parts(case.micro, 1, seen.ranks)
     whole = there.compute + there.contention
     now = step.compute + step.contention
     return whole - CONTENDED * max(0.0, whole - now), whole * AGAIN + CONTENDED * max(0.0, now - whole)
@@ -58,7 +58,7 @@ def _exchange(fit: Fit, seen: Shown, row: Row) -> tuple[float, float]:
     cost, every = costs(fit, case), rounds(fit, case) or 1
     messages = sent(fit, case)
     missed = beyond(fit, case)
-    backward = fit.compute.parts(case.micro, 1, case.per_host).backward
+    backward = fit.parts(case.micro, 1, case.per_host).backward
     hidden = exposed(messages, 0.0 if every > 1 else backward, lambda message: cost(message)._replace(busy=0.0))
     open_ = sum(cost(message).seconds for message in messages)
     wider = DOUBLING ** max(0.0, math.log2(case.ranks / seen.ranks))

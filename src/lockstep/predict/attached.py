@@ -18,6 +18,7 @@ from lockstep.backends.costs import store
 from lockstep.backends.costs.choose import BETWEEN_HOSTS
 from lockstep.errors import InputError
 from lockstep.machine.cpu import another_cpu, cpu_model
+from lockstep.measure.environment import version_of
 from lockstep.measure.phases import Rows, computing
 from lockstep.measure.view import RunView
 from lockstep.placement import DEFAULT_BUCKET_MB, Ddp, Placement
@@ -174,6 +175,7 @@ def assembled(seen: Shown, placement: Placement, software: list[Software], accum
         seconds=0.0,
         machine=store.machine(),
         cores=seen.cores,
+        lockstep=version_of("lockstep") or "unknown",
         recipe=seen.recipe,
         placement=placement,
         compute=Compute(

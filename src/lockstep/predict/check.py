@@ -23,6 +23,7 @@ from lockstep.launch import specify
 from lockstep.launch.emulated import network as emulate
 from lockstep.launch.emulated.link import parse_link
 from lockstep.machine.cores import cores
+from lockstep.measure.environment import version_of
 from lockstep.placement import Placement, ranks_per_host
 from lockstep.plan import Plan
 from lockstep.predict import measure
@@ -78,6 +79,7 @@ def run(quick: bool, tell: Tell, where: Path | None = None, repeats: int = 2) ->
         "format": FORMAT,
         "time": time.time(),
         "machine": store.machine(),
+        "lockstep": version_of("lockstep") or "unknown",
         "quick": quick,
         "fits": fits,
         "cases": [_result(each) for each in tried],
@@ -87,10 +89,10 @@ def run(quick: bool, tell: Tell, where: Path | None = None, repeats: int = 2) ->
         "most_ranks": max(each.held.ranks for each in tried),
         **summary(tried),
     }
-    path, before = (where or folder()) / FILE, known(where)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    file, before = (where or folder()) / FILE, known(where)
+    file.parent.mkdir(parents=True, exist_ok=True)
     if not (quick and before and not before["quick"]):  # a glance does not replace a whole check
-        write_atomic(path, document)
+        write_atomic(file, document)
     return document
 
 

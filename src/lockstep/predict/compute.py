@@ -38,8 +38,8 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True):
     sharing: list[Point]
     """With the wrapper, all ranks of the host at once."""
 
-    def parts(self, micro: float, accumulation: int, sharing: int) -> Parts:
-        """A step of `accumulation` passes of `micro` samples, on a host with N ranks."""
+    def parts(self, micro: float, accumulation: int, sharing: int, room: int) -> Parts:
+        """A step of `accumulation` passes of `micro` samples, on a host with N ranks, of which `room` can compute at the same time."""
         alone = at(self.alone, micro)
         compute = accumulation * (alone.seconds - alone.optimizer) + alone.optimizer
         # DDP's forward and its hooks recur in every pass.
@@ -47,15 +47,13 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True):
         if sharing == 1 or not self.sharing:
             return Parts(compute, wrapper, 0.0, alone.backward)
         shared = at(self.sharing, micro)
-        if sharing > self.ranks:  # more ranks than were measured, and than the host has cores for: they take turns
-            turns = sharing / self.ranks
-            whole = accumulation * (shared.seconds - alone.optimizer) + alone.optimizer
-            return Parts(compute, wrapper, turns * whole - compute - wrapper, turns * shared.backward)
-        # Measured with one rank and with a full host; contention is assumed to grow linearly between the two.
-        share = (sharing - 1) / (self.ranks - 1)
+        # Measured with one rank and with several; contention is assumed to grow linearly between the two, and beyond while there are cores.
+        share = (min(sharing, room) - 1) / (self.ranks - 1)
         contention = accumulation * (shared.seconds - self.wrapper - alone.seconds) * share
         backward = alone.backward + (shared.backward - alone.backward) * share
-        return Parts(compute, wrapper, contention, backward)
+        turns = max(1.0, sharing / room)  # more ranks than the host has cores for
+        whole = compute + wrapper + contention
+        return Parts(compute, wrapper, turns * whole - compute - wrapper, turns * backward)
 
     def covers(self, micro: float) -> bool:
         """Whether a pass of this many samples lies within the measured range."""

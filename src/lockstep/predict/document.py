@@ -12,6 +12,7 @@ import msgspec
 from lockstep.errors import InputError
 from lockstep.launch.emulated.link import Link, parse_link
 from lockstep.machine import starving
+from lockstep.measure.environment import version_of
 from lockstep.placement import Placement, ranks_per_host
 from lockstep.predict import check
 from lockstep.predict.assumed import SAID, bounds
@@ -134,7 +135,18 @@ def earned(fit: Fit) -> tuple[dict[str, Any] | None, str]:
     found = check.known()
     if found is None:
         return None, "not checked on this machine: run 'lockstep predict --check'"
-    keys = ("time", "quick", "n", "median_error", "ninth_decile", "worst_error", "nine_of_ten_held", "kinds")
+    found.setdefault("lockstep", "unknown")
+    keys = (
+        "time",
+        "lockstep",
+        "quick",
+        "n",
+        "median_error",
+        "ninth_decile",
+        "worst_error",
+        "nine_of_ten_held",
+        "kinds",
+    )
     when = time.strftime("%Y-%m-%d", time.localtime(found["time"]))
     text = (
         f"{found['n']} predictions of held-out placements on this machine ({when}) were off by {found['median_error']:.1%} in the median, nine "
@@ -143,6 +155,20 @@ def earned(fit: Fit) -> tuple[dict[str, Any] | None, str]:
     if found["nine_of_ten_held"] is not None:
         text += f"; such intervals (90 %) held in {found['nine_of_ten_held']:.0%}"
     return {key: found[key] for key in keys}, text
+
+
+def outdated(fit: Fit, figures: dict[str, Any] | None) -> list[str]:
+    """A remark where a fit, or what predictions were found to be worth, is of another version of Lockstep. Another machine finds neither."""
+    here = version_of("lockstep") or "unknown"
+    kept = {
+        "This fit is": (fit.lockstep, "fit again with --measure"),
+        "The intervals are": (figures["lockstep"] if figures else here, "run 'lockstep predict --check' again"),
+    }
+    return [
+        f"{name} from another version of Lockstep ({was}; this is {here}): {advice}."
+        for name, (was, advice) in kept.items()
+        if was != here
+    ]
 
 
 def widened(fit: Fit, rows: Sequence[Row], figures: dict[str, Any]) -> list[str]:
@@ -210,7 +236,7 @@ def document(
         kind = kind_of(fit, row.case)
         return tuple(interval(row.step.seconds, kind, row.ranks, checked, level) for level in (LIKELY, NEARLY_SURE))
 
-    assumed = [*remarks, *beyond(fit, rows), *(widened(fit, rows, figures) if figures else [])]
+    assumed = [*outdated(fit, figures), *remarks, *beyond(fit, rows), *(widened(fit, rows, figures) if figures else [])]
     found = _document(name, fit, ask, rows, verdict, assumed, replayed, intervals)
     basis = f"Fitted {age(fit)} in {fit.seconds:.0f} s"
     return found | {"basis": basis, "bounds": "interval", "earned": figures, "earned_text": text}

@@ -13,11 +13,11 @@ import numpy as np
 from lockstep.backends.costs import store
 from lockstep.placement import Placement
 from lockstep.plugins import source_digest
-from lockstep.predict.compute import Compute
+from lockstep.predict.compute import Compute, Parts
 from lockstep.predict.exchange import Software
-from lockstep.predict.messages import Gradient, Norm
+from lockstep.predict.messages import ROUNDS, Gradient, Norm
 from lockstep.predict.waiting import Noise
-from lockstep.recipe import Recipe
+from lockstep.recipe import Optimizer, Recipe
 from lockstep.run import read_json, write_atomic
 from lockstep.task import own_functions
 
@@ -76,11 +76,23 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     """Deviations of single steps of ranks that wait for nobody."""
     cores_had: float | None = None
     """The share of its cores that the fit had (machine/starving.py)."""
+    lockstep: str = "unknown"
+    """The version that measured."""
 
     @property
     def spare(self) -> bool:
         """Whether the ranks leave the host a core for moving data."""
         return self.placement.device == "cuda" or self.placement.ranks * (self.placement.threads or 1) < self.cores
+
+    @property
+    def room(self) -> int:
+        """How many ranks of a host compute at the same time; more of them take turns."""
+        fitting = self.cores // (self.placement.threads or 1)
+        return self.compute.ranks if self.placement.device == "cuda" else max(self.compute.ranks, fitting)
+
+    def parts(self, micro: float, accumulation: int, sharing: int) -> Parts:
+        """A step of `accumulation` passes of `micro` samples without exchange, on a host with N ranks."""
+        return self.compute.parts(micro, accumulation, sharing, self.room)
 
     def software_for(self, ranks: int, collective: str) -> Software:
         """As measured with the most ranks, but no more than this many if there is such a measurement."""
@@ -105,10 +117,18 @@ def key(recipe: Recipe, placement: Placement) -> str:
     """The name of a fit: the same for all recipes and placements (of one host) whose steps take the same time."""
     chosen = [msgspec.to_builtins(recipe)[name] for name in _RECIPE]
     chosen += [msgspec.to_builtins(placement)[name] for name in _PLACEMENT]
-    chosen += [recipe.optimizer.name, recipe.optimizer.clip_norm is None]
+    chosen += [recipe.optimizer.name, recipe.optimizer.clip_norm is None, *_updates(recipe.optimizer)]
+    if placement.strategy in ROUNDS and placement.ranks > 1:
+        chosen += [placement.local_sgd.every, placement.local_sgd.warm_start]
     chosen += [source_digest(recipe.model), source_digest(recipe.data), *map(source_digest, own_functions(recipe))]
     chosen += [recipe.loss] if recipe.loss != Recipe().loss else []
     return hashlib.sha256(msgspec.json.encode(chosen)).hexdigest()[:16]
+
+
+def _updates(optimizer: Optimizer) -> list[bool]:
+    """What makes an update more work: a momentum has a buffer, a decay is added to every gradient."""
+    has_momentum = optimizer.name in ("sgd", "rmsprop") and optimizer.momentum > 0
+    return [has_momentum, has_momentum and optimizer.nesterov, optimizer.weight_decay > 0]
 
 
 def load(recipe: Recipe, placement: Placement, where: Path | None = None) -> Fit | None:

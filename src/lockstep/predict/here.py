@@ -21,12 +21,21 @@ def as_asked(spec: Spec) -> Placement:
     return msgspec.structs.replace(spec.placement, backend="auto") if "backend" in spec.why else spec.placement
 
 
-def here(recipe: Recipe, placement: Placement) -> tuple[Recipe, Placement, list[str]]:
-    """Recipe and placement to fit with, resolved; and what differs from the requested ones."""
+def here(
+    recipe: Recipe, placement: Placement, batch: int | None = None, weak: bool = False
+) -> tuple[Recipe, Placement, list[str]]:
+    """Recipe and placement to fit with, resolved; and what differs from the requested ones. What cannot be compared is refused, before anything
+    is measured for it: `batch` is predicted instead of the recipe's; with `weak` it is that of one rank."""
     if placement.ranks % placement.hosts:
         raise InputError(f"ranks={placement.ranks} do not divide over hosts={placement.hosts}")
-    batch = recipe.global_batch if recipe.batch_per_rank is None else recipe.batch_per_rank * placement.ranks
-    recipe = msgspec.structs.replace(recipe, batch_per_rank=None, global_batch=batch)
+    own = recipe.global_batch if recipe.batch_per_rank is None else recipe.batch_per_rank * placement.ranks
+    least = max(2, placement.ranks)
+    if not weak and (batch or own) < least:
+        raise InputError(
+            f"global_batch={batch or own} leaves some of {least} ranks without a sample: make it {least} or more, or add --weak to "
+            "predict with this batch for each rank"
+        )
+    recipe = msgspec.structs.replace(recipe, batch_per_rank=None, global_batch=own)
     ranks, threads, remark = _one_host(placement)
     strategy = "auto" if placement.strategy == "single" or ranks == 1 else placement.strategy
     chosen: dict[str, Any] = {"launcher": "auto", "hosts": 1, "emulated": False, "link": None, "rendezvous": None}

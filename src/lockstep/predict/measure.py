@@ -21,6 +21,7 @@ from lockstep.comms.measure import Settings, measure
 from lockstep.errors import RunFailed
 from lockstep.machine import starving
 from lockstep.machine.cores import cores
+from lockstep.measure.environment import version_of
 from lockstep.measure.records import read_steps
 from lockstep.placement import Placement
 from lockstep.predict import layers
@@ -134,6 +135,7 @@ def fit_of(wanted: Wanted, seen: Seen, software: list[Software], began: float) -
         software=software,
         noise=seen.noise,
         cores_had=starving.had(seen.spent),
+        lockstep=version_of("lockstep") or "unknown",
     )
 
 

@@ -77,7 +77,7 @@ def predict(fit: Fit, case: Case) -> Step:
 
 def bare(fit: Fit, case: Case) -> Step:
     """The closed form alone."""
-    parts = fit.compute.parts(case.micro, case.accumulation, case.sharing or case.per_host)
+    parts = fit.parts(case.micro, case.accumulation, case.sharing or case.per_host)
     if case.ranks == 1:
         return Step(parts.compute)
     every = rounds(fit, case)
@@ -109,7 +109,7 @@ def divided(fit: Fit, case: Case) -> float:
     """Seconds that an optimizer which is divided over the ranks takes longer than a whole one: less than nothing."""
     if rounds(fit, case):
         return 0.0
-    turns = max(1.0, (case.sharing or case.per_host) / fit.compute.ranks)
+    turns = max(1.0, (case.sharing or case.per_host) / fit.room)
     return turns * at(fit.compute.alone, case.micro).optimizer * (fit.update(case.ranks) - 1)
 
 

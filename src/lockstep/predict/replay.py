@@ -63,7 +63,7 @@ class Replay:
 
 def script_of(fit: Fit, case: Case) -> Script:
     """The same inputs that the closed form uses."""
-    parts = fit.compute.parts(case.micro, case.accumulation, case.sharing or case.per_host)
+    parts = fit.parts(case.micro, case.accumulation, case.sharing or case.per_host)
     every = rounds(fit, case)
     whole = parts.compute + parts.contention + (0.0 if every else parts.wrapper)
     messages = sent(fit, case)

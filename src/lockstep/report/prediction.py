@@ -23,7 +23,7 @@ def predicted(base: Spec, most_cores: int, weak: Sequence[bool]) -> tuple[list[S
     if not weak or base.plan.ranks != 1 or base.options.own_loop:
         return [], ""
     try:
-        recipe, placement, _ = here(base.recipe, as_asked(base))
+        recipe, placement, _ = here(base.recipe, as_asked(base), weak=any(weak))
         fit = fits.load(recipe, placement)
         if fit is None:
             return [], ""

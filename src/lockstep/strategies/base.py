@@ -58,6 +58,11 @@ class Strategy:
         """What the loop calls forward on."""
         self.placement = placement
 
+    @classmethod
+    def whole_steps(cls, placement: Placement) -> int:
+        """After how many steps all that it does has been done once: only a multiple of them can be timed."""
+        return 1
+
     # The step, in the order of the calls
 
     def no_exchange(self) -> AbstractContextManager[None]:

@@ -50,6 +50,10 @@ class LocalSgd(Strategy):
         ]
         self._buckets = [Bucket(group, device, None) for group in self._parameters] if self._warms_up() else []
 
+    @classmethod
+    def whole_steps(cls, placement: Placement) -> int:
+        return placement.local_sgd.every if placement.ranks > 1 else 1
+
     def exchange(self) -> None:
         """While warming up, exchange gradients as ddp does; after that, nothing."""
         if not self._warms_up():

@@ -16,6 +16,7 @@ from pathlib import Path
 from lockstep.errors import InputError
 from lockstep.machine import starving
 from lockstep.machine.cpu import TICKS_S, ticks
+from lockstep.rounds import multiple
 from lockstep.run import Options
 from lockstep.shapes import BesideTurns, Spent
 from lockstep.study.plan import Cell
@@ -55,15 +56,16 @@ class Beside:
     def _warm(self) -> float:
         """Steps after a pause are slow. Returns what one of them takes in the end."""
         step = self._ranks.take(1, 1).wall
-        steps = max(1, min(WARM_STEPS, round(SECONDS / step)))
+        steps = multiple(max(1, min(WARM_STEPS, round(SECONDS / step))), self._ranks.whole_steps)
         return self._ranks.take(steps, steps).wall / steps
 
     def _cost(self) -> float:
         """Seconds for an image."""
-        steps, until = max(1, round(WINDOW_S / self._step)), time.monotonic() + SECONDS
+        together = self._ranks.whole_steps
+        steps, until = multiple(max(1, round(WINDOW_S / self._step)), together), time.monotonic() + SECONDS
         windows, before = list[Taken](), ticks()
         while not windows or time.monotonic() < until:
-            windows.append(self._ranks.take(1, steps))
+            windows.append(self._ranks.take(together, steps))
         after, used = ticks(), sum(window.used for window in windows)
         spent = Spent(
             used=used,

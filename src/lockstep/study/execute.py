@@ -100,10 +100,13 @@ def _prove(session: Session) -> None:
     cells = [cell for cell in proof.unproven(session.planned) if not proof.known(root, cell)]
     for number, cell in enumerate(cells, 1):
         session.watcher.says(f"[proof {number}/{len(cells)}] {cell.name}: does it compute what one process does?")
+        began = session.clock()
         try:
             wrong = proof.prove(session.folder, cell, session.options.data_root)
         except (KeyboardInterrupt, RunCancelled):
             raise session.stopped() from None
+        finally:
+            session.folder.proof_took(cell.name, session.clock() - began)
         if wrong is not None:
             session.watcher.says(
                 f"cell '{cell.name}' does NOT compute what one process would, and is trained by itself: {wrong}"
@@ -125,7 +128,13 @@ def _look(session: Session, again: bool) -> None:
             session.jobs[item.digest], state = there[item.digest], "to do"
         session.states[item.digest] = state
     digests = set(session.states)
-    session.spent += sum(r["ended"] - r["began"] for r in session.folder.records() if r.get("digest") in digests)
+    session.spent += sum(_whole(each) for each in session.folder.records() if each.get("digest") in digests)
+    session.spent += session.folder.proving_seconds()
+
+
+def _whole(record: dict[str, Any]) -> float:
+    """Seconds of a training, with the windows before and after it that checked the race."""
+    return float(record["ended"] - record["began"] + record.get("checked_s", 0.0))
 
 
 def _one_by_one(session: Session, items: list[Item]) -> bool:
@@ -166,7 +175,8 @@ def begin(session: Session, item: Item) -> tuple[Run, Spec]:
 
 def _one(session: Session, step: Step) -> None:
     """One training, with an account of where the time beside training went."""
-    item, began = step.item, session.clock()
+    item, entered = step.item, session.clock()
+    began, ended = entered, 0.0
     record: dict[str, Any] = msgspec.to_builtins(item) | ({"resumed": True} if item.digest in session.cut else {})
     progress = session.watcher.begins(step)
     try:
@@ -175,7 +185,8 @@ def _one(session: Session, step: Step) -> None:
             run, spec = begin(session, item)
             record["run"], ready = run.id, session.clock()
             execute(run, spec, progress=progress)
-            record |= {"state": "done", **_overhead(run, began, ready, session.clock())}
+            ended = session.clock()
+            record |= {"state": "done", **_overhead(run, began, ready, ended)}
             if parked:
                 record["beside"] = parked.found()
         forget_checkpoints(run, session.cut.pop(item.digest, None))
@@ -190,7 +201,9 @@ def _one(session: Session, step: Step) -> None:
             return
         record |= {"state": "failed", "cause": str(error)}
         session.failed_in.add((item.cell, session.place(item)))
-    record |= {"began": began, "ended": session.clock()}
+    over = session.clock()
+    ended = ended or over
+    record |= {"began": began, "ended": ended, "checked_s": (began - entered) + (over - ended)}
     keep(session, step, record)
 
 
@@ -223,7 +236,7 @@ def keep(session: Session, step: Step, record: dict[str, Any]) -> None:
     """Record how a run ended."""
     session.folder.log(record)
     session.states[step.item.digest] = record["state"]
-    session.spent += record["ended"] - record["began"]
+    session.spent += _whole(record)
     session.watcher.ended(step, record)
     if record["state"] == "failed" and session.given_up(step.item.cell):
         session.watcher.says(

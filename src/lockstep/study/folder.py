@@ -102,6 +102,14 @@ class StudyFolder:
         """How its runs ended, in the order of time."""
         return [line for line in self._lines() if "began" in line and "ended" in line]
 
+    def proof_took(self, cell: str, seconds: float) -> None:
+        """Of a cell that was to be proven, whatever came of it."""
+        self.log({"proven": cell, "seconds": seconds})
+
+    def proving_seconds(self) -> float:
+        """Of all proofs together."""
+        return sum(float(line.get("seconds", 0.0)) for line in self._lines() if "proven" in line)
+
     def begins(self, item: Item, run: str) -> None:
         """Noted before the run's folder is made, so that no kill leaves a run that its study does not know."""
         self.log({**msgspec.to_builtins(item), "run": run})

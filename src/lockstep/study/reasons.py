@@ -9,7 +9,7 @@ from lockstep.placement import changes_mathematics
 from lockstep.settings import dotted
 from lockstep.study.fairness import what_differs
 from lockstep.study.gather import Group
-from lockstep.turns.where import by_cores, told, where
+from lockstep.turns.where import by_cores, despite_cores, told, where
 from lockstep.units import counted
 
 # Epochs that differ by less than a hundredth are no reason.
@@ -44,13 +44,16 @@ def _recipes(more: Group, less: Group) -> str:
 def of_speed(cell: Group, base: Group) -> str:
     """In which phase of a step a cell differs from the baseline: by the race, else by the steps of one run of each.
 
-    With more or fewer cores every phase differs, and what counts is how much of a step is exchange.
+    With more or fewer cores every phase differs, and what counts is how much of a step is exchange; where more cores are slower, which
+    phases take longer than their share.
     """
     there = cores_of(cell)
     if there and (most := max(cell.cores, base.cores)) > there:
         return f"{most} threads take turns on {counted(there, 'core')}"
     if cell.cores != base.cores and not {*what_differs(cell, base)} - {*BATCH}:
-        ours = _phases(cell)
+        ours, theirs = _phases(cell), _phases(base)
+        if ours and theirs and (ours["total"] > theirs["total"]) == (cell.cores > base.cores):
+            return despite_cores(cell.cores, base.cores, ours, theirs)
         return by_cores(cell.cores, base.cores, ours["exchange"] / ours["total"] if ours.get("exchange") else 0.0)
     if cell.time and base.time:
         return where(cell.time.cell.name, base.time.cell.name, cell.time.race.windows)

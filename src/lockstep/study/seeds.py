@@ -6,6 +6,8 @@ more differences than there are.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from lockstep.metrics import metric_of
 from lockstep.study import gather
 from lockstep.study.folder import StudyFolder
@@ -38,5 +40,4 @@ def undecided(folder: StudyFolder, planned: Planned, seeds: int) -> set[str]:
 
 def _first(group: Group, seeds: int) -> Group:
     """With its first trainings alone, as they were at that look."""
-    group.samples = [each for each in group.samples if each.pair[1] < seeds]
-    return group
+    return replace(group, samples=[each for each in group.samples if each.pair[1] < seeds])

@@ -174,8 +174,7 @@ class CellTime:
 
 
 def _clean(windows: Sequence[Window]) -> Sequence[Window]:
-    clean = [window for window in windows if not window.disturbed]
-    return clean if len(clean) >= estimate.LEAST_ROUNDS else windows
+    return estimate.undisturbed(windows, lambda window: window.disturbed)
 
 
 def _scaled(values: Mapping[int, float], factor: float) -> dict[int, float]:

@@ -25,6 +25,7 @@ from lockstep.measure.clock import CpuClock, CudaClock, StepClock
 from lockstep.measure.records import StepLog, read_steps
 from lockstep.models import layers
 from lockstep.placement import Placement
+from lockstep.rounds import multiple
 from lockstep.run import Run, Spec
 from lockstep.strategies import Strategy
 from lockstep.training import assemble, compiling, optimizers, trial
@@ -57,9 +58,11 @@ class Lane:
     threads: int
     shared: bool = False
     """Whether the ranks exchange in it."""
-    taken: int = 0
+    whole_steps: int = 1
+    """How many belong together: with local SGD, those of a round."""
     steps: int = FEWEST_STEPS
     first_row: int = 0
+    taken: int = 0
 
     def run(self, steps: int) -> None:
         before = torch.get_num_threads()
@@ -141,7 +144,9 @@ class Lanes:
         strategy = self._strategy(model, placement, wrapped, shared, bucket_mb)
         batches.visit(sample_order(recipe, 1, plan.train_samples) if recipe.shuffle else None, 1)
         batches.keyed = batches.keyed or layers.needs_keys(model)
-        log = StepLog(self._file(name), MOST_ROUNDS * MOST_STEPS + 2 * WARM_STEPS, self._device)
+        together = strategies.kind_of(placement.strategy).whole_steps(placement) if shared else 1
+        most = multiple(MOST_STEPS, together)
+        log = StepLog(self._file(name), MOST_ROUNDS * most + 2 * multiple(WARM_STEPS, together), self._device)
         clock: StepClock = CudaClock(log) if self._device.type == "cuda" else CpuClock(log)
         source: Any = Still(batches) if still else batches
         optimizer = strategy.optimizer(partial(optimizers.build, recipe.optimizer))
@@ -159,6 +164,7 @@ class Lanes:
                 everyone or shared,
                 threads or spec.placement.threads or 1,
                 shared,
+                together,
             )
         )
 

@@ -23,7 +23,7 @@ from lockstep.machine.cores import cores
 from lockstep.machine.cpu import waited_seconds
 from lockstep.measure.records import PHASES
 from lockstep.placement import DEFAULT_BUCKET_MB, Placement, ranks_per_host
-from lockstep.rounds import rounds
+from lockstep.rounds import multiple, rounds
 from lockstep.run import Probe, Run, Spec, write_atomic
 from lockstep.shapes import Spent
 from lockstep.torch_private import default_store
@@ -148,13 +148,14 @@ def _warm_up(lanes: Lanes, rank: Rank, gate: Gate, seconds: float) -> int:
     whole = 0.0
     for lane in lanes.built:
         gate.wait()
+        warm = multiple(WARM_STEPS, lane.whole_steps)
         if lane.everyone or rank.is_first:
-            lane.run(2 * WARM_STEPS)
+            lane.run(2 * warm)
             lane.clock.flush()
             lane.first_row = lane.log.count
-        mine = float(np.median(lanes.rows(lane, WARM_STEPS)["total_ns"])) / 1e9 if lane.first_row else 0.0
-        step = group.reduce_max([mine])[0]
-        lane.steps = min(MOST_STEPS, max(FEWEST_STEPS, round(SLICE_S / step)))
+        seen = lanes.rows(lane, warm)["total_ns"].reshape(-1, lane.whole_steps).mean(1) if lane.first_row else [0.0]
+        step = group.reduce_max([float(np.median(seen)) / 1e9])[0]
+        lane.steps = multiple(min(MOST_STEPS, max(FEWEST_STEPS, round(SLICE_S / step))), lane.whole_steps)
         whole += lane.steps * step
     return min(MOST_ROUNDS, max(FEWEST_ROUNDS, round(seconds / whole)))
 

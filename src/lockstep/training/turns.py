@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import perf_counter, process_time
 
+from lockstep import strategies
 from lockstep.backends.group import reduce_max
 from lockstep.lines import Line
 from lockstep.machine.cpu import waited_seconds
@@ -50,7 +51,8 @@ class Turns:
         self._spent = [0.0, 0.0]
         self._since: list[float] | None = None
         self._row, self._asked, self._waited = 0, 0.0, 0.0
-        self._line.answer({})  # ready
+        kind = strategies.kind_of(context.placement.strategy)
+        self._line.answer({"whole_steps": kind.whole_steps(context.placement)})  # ready
 
     def before_step(self, samples: int) -> None:
         """A step is about to begin; `samples` are those of all ranks."""

@@ -9,6 +9,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,49 +44,31 @@ AS_GOOD = 1 + MARGIN
 LEAST_STAGE_S = 15.0
 
 
-def search(
-    recipe: Recipe,
-    placement: Placement,
-    stated: Collection[str],
-    budget_s: float,
-    cost: Cost = "seconds",
-    allow: Sequence[str] = (),
-    runs: Path | None = None,
-    data_root: str | None = None,
-    tell: Callable[[str], None] = lambda text: None,
-    changed: Callable[[Knockout], None] = lambda race: None,
-) -> Found:
+@dataclass
+class Search:
     """`stated`: keys that the user has chosen, and that stay as they are; `allow`: what may change numbers."""
-    return _Search(recipe, placement, stated, budget_s, cost, allow, runs, data_root, tell, changed).run()
 
+    recipe: Recipe
+    placement: Placement
+    stated: Collection[str]
+    budget_s: float
+    cost: Cost = "seconds"
+    allow: Sequence[str] = ()
+    runs: Path | None = None
+    data_root: str | None = None
+    tell: Callable[[str], None] = lambda text: None
+    changed: Callable[[Knockout], None] = lambda race: None
 
-class _Search:
-    def __init__(
-        self,
-        recipe: Recipe,
-        placement: Placement,
-        stated: Collection[str],
-        budget_s: float,
-        cost: Cost,
-        allow: Sequence[str],
-        runs: Path | None,
-        data_root: str | None,
-        tell: Callable[[str], None],
-        changed: Callable[[Knockout], None],
-    ) -> None:
-        self._begin, self._budget_s = time.monotonic(), budget_s
+    def __post_init__(self) -> None:
+        self._begin = time.monotonic()
         # Of several hosts the question is whether they pay: so what was said about them may change.
-        about_hosts = {"hosts", "emulated", "ranks", "link", "rendezvous"} if placement.hosts > 1 else set()
-        self._stated, self._cost, self._allow = set(stated) - about_hosts, cost, allow
-        self._runs, self._data_root, self._tell, self._changed = runs, data_root, tell, changed
+        about_hosts = {"hosts", "emulated", "ranks", "link", "rendezvous"} if self.placement.hosts > 1 else set()
+        self._kept = set(self.stated) - about_hosts
         # Whoever pays by the core may want fewer of them.
         most = cores()
-        self._cores = (
-            [most]
-            if cost == "seconds"
-            else [2**power for power in range(most.bit_length()) if 2**power < most] + [most]
-        )
-        self._first = self._center = _first_way(recipe, placement)
+        fewer = [2**power for power in range(most.bit_length()) if 2**power < most]
+        self._cores = [most] if self.cost == "seconds" else [*fewer, most]
+        self._first = self._center = _first_way(self.recipe, self.placement)
         self._winner = self._first
         self._winner_s = math.inf
         """Seconds of its step."""
@@ -98,7 +81,7 @@ class _Search:
 
     @property
     def _left(self) -> float:
-        return self._budget_s - (time.monotonic() - self._begin)
+        return self.budget_s - (time.monotonic() - self._begin)
 
     def run(self) -> Found:
         self._specify(self._first)  # what is wrong with the words is wrong with every way
@@ -133,7 +116,7 @@ class _Search:
             self._first,
         ):  # what came before stays in the race, so that a gain is measured and not multiplied
             found.setdefault(_name(other), (_NOTHING, other))
-        for factor, keys in changes(self._center, self._cores, self._stated, self._allow, self._left):
+        for factor, keys in changes(self._center, self._cores, self._kept, self.allow, self._left):
             way, words = self._center.with_(keys), _written(keys)
             known = self._tried.get(words)
             hopeless = known is not None and known.low is not None and known.low > HOPELESS
@@ -166,26 +149,26 @@ class _Search:
         return ""
 
     def _specify(self, way: Way) -> None:
-        specify(way.recipe, way.placement, Options(save_model=False, data_root=self._data_root), self._runs)
+        specify(way.recipe, way.placement, Options(save_model=False, data_root=self.data_root), self.runs)
 
     def _race(self, stage: int, contenders: dict[str, tuple[Change, Way]]) -> bool:
         """One stage; returns whether another one may find something better."""
         seconds = self._left / (2 if stage < MOST_STAGES else 1)
-        folder = RaceFolder.create(self._runs, None)
+        folder = RaceFolder.create(self.runs, None)
         self._races.append(str(folder.path))
         entries = [
             Entry(name=name, recipe=way.recipe, placement=way.placement) for name, (_, way) in contenders.items()
         ]
         record = opening(entries, "", Budget(seconds=max(1.0, seconds), margin=MARGIN))
         folder.write(record)
-        self._tell(f"stage {stage}: {counted(len(contenders), 'way')}, around {_name(self._center)}")
-        options = Options(data_root=self._data_root)
+        self.tell(f"stage {stage}: {counted(len(contenders), 'way')}, around {_name(self._center)}")
+        options = Options(data_root=self.data_root)
         racing = [
             Ranks(entry.name, entry.recipe, entry.placement, folder.starts / str(number), options)
             for number, entry in enumerate(entries, 1)
         ]
         weights = {name: float(way.cores) for name, (_, way) in contenders.items()}
-        race = Knockout(racing, record.budget, folder.keep, self._changed, weights if self._cost != "seconds" else None)
+        race = Knockout(racing, record.budget, folder.keep, self.changed, weights if self.cost != "seconds" else None)
         over = False
         try:
             race.run()

@@ -31,8 +31,10 @@ KEPT_LINES = 3
 class Command:
     """`images`: how many are trained from one line to the next; where that is not known, lines are compared."""
 
-    def __init__(self, name: str, argv: Sequence[str], images: float = 1.0) -> None:
-        self.name = name
+    whole_steps = 1
+
+    def __init__(self, name: str, argv: Sequence[str], images: float = 1.0, start_s: float = START_S) -> None:
+        self.name, self._start_s = name, start_s
         self._argv, self._images = list(argv), images
         self._guard: subprocess.Popen[bytes] | None = None
         self._terminal = -1
@@ -54,7 +56,7 @@ class Command:
             os.close(its_end)
 
     def ready(self) -> None:
-        self._await_lines(1, START_S)
+        self._await_lines(1, self._start_s)
         self._send(signal.SIGSTOP)
 
     def take(self, lead: int, steps: int) -> Taken:

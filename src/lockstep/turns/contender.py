@@ -30,6 +30,8 @@ class Taken:
 
 class Contender(Protocol):
     name: str
+    whole_steps: int
+    """How many steps belong together, known once it is ready: a strategy that exchanges every N steps is timed over multiples of N."""
 
     def start(self, number: int) -> None:
         """Begin to start for the `number`-th time, and return at once: contenders start side by side."""

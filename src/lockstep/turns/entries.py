@@ -14,6 +14,7 @@ from lockstep.placement import Placement
 from lockstep.recipe import Recipe
 from lockstep.recipes import path_of
 from lockstep.run import Options, Run, runs_root
+from lockstep.turns import command, ranks
 from lockstep.turns.command import Command
 from lockstep.turns.contender import Contender
 from lockstep.turns.folder import Entry
@@ -21,6 +22,8 @@ from lockstep.turns.ranks import Ranks, memory_problem
 from lockstep.words import read_words, split_script
 
 MOST_IMAGES = 1e9
+# A machine that is slow needs this long, however short the race is to be.
+LEAST_START_S = 60.0
 
 
 def entries(contenders: Sequence[str], common: str, runs: Path | None) -> list[Entry]:
@@ -35,9 +38,9 @@ def entries(contenders: Sequence[str], common: str, runs: Path | None) -> list[E
 
 def _read(text: str, common: str, runs: Path | None) -> Entry:
     """One contender. What is wrong is said with the contender that it is wrong in."""
-    before, dollar, command = text.partition("$ ")
+    before, dollar, program = text.partition("$ ")
     if dollar and all(word.startswith("images=") for word in before.split()):
-        return _foreign(text, before, command)
+        return _foreign(text, before, program)
     try:
         given = shlex.split(text)
         if "--" in given:  # before the words for a script; of a whole command line, click takes it away
@@ -68,10 +71,10 @@ def _read(text: str, common: str, runs: Path | None) -> Entry:
     return Entry(name=text, recipe=recipe, placement=placement, script=script, script_args=script_args)
 
 
-def _foreign(text: str, before: str, command: str) -> Entry:
+def _foreign(text: str, before: str, program: str) -> Entry:
     """`$ COMMAND` or `images=N $ COMMAND`. It is started as it is, by no shell."""
     try:
-        argv = shlex.split(command)
+        argv = shlex.split(program)
         images = [float(word.removeprefix("images=")) for word in before.split()]
     except ValueError as error:
         raise InputError(f"race: '{text}': {error}") from None
@@ -82,12 +85,13 @@ def _foreign(text: str, before: str, command: str) -> Entry:
     return Entry(name=text, recipe=Recipe(), placement=Placement(), command=argv, images=images[0] if images else 0.0)
 
 
-def contender(entry: Entry, folder: Path, data_root: str | None) -> Contender:
-    """What takes turns: all ranks of a placement, or a foreign program."""
+def contender(entry: Entry, folder: Path, data_root: str | None, budget_s: float) -> Contender:
+    """What takes turns: all ranks of a placement, or a foreign program. It may not start for longer than the race has time."""
+    start_s = max(LEAST_START_S, budget_s)
     if entry.command:
-        return Command(entry.name, entry.command, entry.images or 1.0)
+        return Command(entry.name, entry.command, entry.images or 1.0, min(command.START_S, start_s))
     options = Options(data_root=data_root, script=entry.script, script_args=entry.script_args)
-    return Ranks(entry.name, entry.recipe, entry.placement, folder, options)
+    return Ranks(entry.name, entry.recipe, entry.placement, folder, options, start_s=min(ranks.START_S, start_s))
 
 
 def check(entries: Sequence[Entry]) -> None:

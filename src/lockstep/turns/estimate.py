@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -23,6 +23,8 @@ from lockstep.machine import starving
 from lockstep.recipe import Positive, PositiveFloat
 from lockstep.shapes import Number, Spent
 from lockstep.statistics import t_p, t_quantile
+
+T = TypeVar("T")
 
 LEVEL = 0.007
 LOOKS = (3, 4, 6, 8, 11, 15, 20, 28, 40, 64)
@@ -95,6 +97,12 @@ def middle_mean(values: Sequence[float]) -> float:
     return statistics.fmean(sorted(values)[cut : len(values) - cut])
 
 
+def undisturbed(values: Sequence[T], disturbed: Callable[[T], bool]) -> Sequence[T]:
+    """Those that were not disturbed; all, where these are too few."""
+    clean = [value for value in values if not disturbed(value)]
+    return clean if len(clean) >= LEAST_ROUNDS else values
+
+
 def by_start(windows: Iterable[Window], contender: str, baseline: str, clock: Clock = "wall") -> list[list[float]]:
     """The log ratio of each round, by start. Disturbed rounds count only where a start has too few others."""
     pairs: dict[int, dict[int, dict[str, Window]]] = defaultdict(lambda: defaultdict(dict))
@@ -106,8 +114,7 @@ def by_start(windows: Iterable[Window], contender: str, baseline: str, clock: Cl
         whole = [
             both for both in rounds.values() if len(both) == 2 and all(window.knows(clock) for window in both.values())
         ]
-        clean = [both for both in whole if not any(window.disturbed for window in both.values())]
-        used = clean if len(clean) >= LEAST_ROUNDS else whole
+        used = undisturbed(whole, lambda both: any(window.disturbed for window in both.values()))
         if used:
             found.append([math.log(both[contender].cost(clock) / both[baseline].cost(clock)) for both in used])
     return found

@@ -37,7 +37,10 @@ def hold(
     folder = RaceFolder.create(runs, name)
     record = opening(named, common, budget)
     folder.write(record)
-    racing = [contender(entry, folder.starts / str(number), data_root) for number, entry in enumerate(named, 1)]
+    racing = [
+        contender(entry, folder.starts / str(number), data_root, budget.seconds)
+        for number, entry in enumerate(named, 1)
+    ]
     live = spectator(record)
     race = Race(racing, budget, folder.keep, live)
     over = False

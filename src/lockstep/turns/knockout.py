@@ -60,12 +60,7 @@ class Knockout(Race):
         return [contender for contender in self.contenders if contender.name not in gone]
 
     def _over(self) -> bool:
-        if len(self._racing()) < 2 or self.starts >= MOST_STARTS:
-            return True
-        if not self._start_s:
-            return False
-        least = statistics.median(self._start_s) + FEWEST_ROUNDS * statistics.median(self._round_s or [0.0])
-        return self.elapsed + least > self.budget.seconds
+        return len(self._racing()) < 2 or self.starts >= MOST_STARTS or not self._has_time_for(FEWEST_ROUNDS)
 
     def _after_round(self, race: Race) -> None:
         self._knock_out(FEWEST_ROUNDS)

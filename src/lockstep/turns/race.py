@@ -12,6 +12,7 @@ import msgspec
 
 from lockstep.errors import InputError
 from lockstep.machine.cpu import TICKS_S, Ticks, ticks
+from lockstep.rounds import multiple
 from lockstep.shapes import Spent
 from lockstep.turns import estimate
 from lockstep.turns.contender import Contender, ContenderFailed, Taken
@@ -138,7 +139,10 @@ class Race:
         self.starts += 1
 
     def _check_budget(self) -> None:
-        if not self._lenient and not self.windows and self.elapsed > self.budget.seconds:
+        """Somebody who failed is a result, and says more than how long it took."""
+        if self._lenient or self.windows or self.failures:
+            return
+        if self.elapsed > self.budget.seconds:
             raise InputError(
                 f"race: the budget of {self.budget.seconds:g} s was spent before the first round, since starting took {self.elapsed:.0f} s: "
                 f"give it at least {AS_MANY_STARTS * self.elapsed:.0f}s"
@@ -167,11 +171,16 @@ class Race:
     def _over(self) -> bool:
         if not self._open() or self.starts >= estimate.LOOKS[-1]:
             return True
-        if not self._start_s or (self._lenient and self.starts < estimate.LOOKS[0]):
+        if self._lenient and self.starts < estimate.LOOKS[0]:
             return False
-        # A start that could not have its rounds before the time is over is not begun.
-        least = statistics.median(self._start_s) + self._least_rounds * statistics.median(self._round_s or [0.0])
-        return self.elapsed + least > self.budget.seconds
+        return not self._has_time_for(self._least_rounds)
+
+    def _has_time_for(self, rounds: int) -> bool:
+        """Whether one more start would have its rounds before the time is over; the first one always has."""
+        if not self._start_s:
+            return True
+        least = statistics.median(self._start_s) + rounds * statistics.median(self._round_s or [0.0])
+        return self.elapsed + least <= self.budget.seconds
 
     @property
     def _least_rounds(self) -> int:
@@ -193,18 +202,25 @@ class Race:
                 self._started(contender, self.starts + 1)
 
     def _calibrate(self, contender: Contender) -> None:
-        """Warm up, and see how many steps make a window: by its earlier windows, where there are any."""
+        """Warm up, and see how many steps make a window: by its earlier windows, where there are any.
+
+        Steps that belong together are taken together: every window has as many exchanges as steps, also where these come every N steps.
+        """
         step = contender.take(1, 1).wall
         warm = min(WARM_STEPS, round(WARM_S / step))
         if warm > 1:
-            step = contender.take(warm, warm).wall / warm
+            together = contender.whole_steps
+            warm = multiple(warm, together)
+            # With the two steps before, the lead is whole, too.
+            step = contender.take(warm + -2 % together, warm).wall / warm
         seen = [window.wall / window.steps for window in self.windows if window.contender == contender.name]
         step = statistics.median(seen or [step])
         steps = max(self._fewest_steps, round(SHORTEST_S / step))
         if steps * step > LONGEST_S:
             steps = max(1, round(LONGEST_S / step))
         lead = max(1, min(LEAST_LEAD, round(LEAD_S / step)), round(LEAD_SHARE * steps))
-        self._lengths[contender.name] = Length(lead, steps)
+        together = contender.whole_steps
+        self._lengths[contender.name] = Length(multiple(lead, together), multiple(steps, together))
 
     def _go_round(self) -> None:
         """As many rounds as are planned, and another one for each that was disturbed, up to half as many again."""

@@ -26,9 +26,12 @@ from lockstep.run import Options, Run, Spec
 from lockstep.turns.contender import ContenderFailed, Taken
 from lockstep.units import counted
 
-# How long the ranks of a placement may take to start (many may start side by side), and a window beyond what slow steps take.
+# How long the ranks of a placement may take to start (many may start side by side), unless a race has less time.
 START_S = 180.0
-WINDOW_S, SLOWEST_STEP_S = 60.0, 60.0
+# How long a window may take beyond its steps. Those take no longer than MANY_TIMES the slowest seen. Until all that belongs together was
+# seen, UNSEEN_STEPS of them may take SLOWEST_STEP_S each as well.
+WINDOW_S, MANY_TIMES = 60.0, 20.0
+SLOWEST_STEP_S, UNSEEN_STEPS = 60.0, 10
 EVALUATION_S = 600.0
 # Of one rank: Python, torch, a small net and its data.
 RANK_BYTES = 300 << 20
@@ -72,8 +75,9 @@ class Ranks:
         folder: Path,
         options: Options | None = None,
         ended: Callable[[Run], None] = lambda run: None,
+        start_s: float = START_S,
     ) -> None:
-        """`ended` is given the folder of a start that has ended well, before it goes."""
+        """`ended` is given the folder of a start that has ended well, before it goes. `start_s`: how long a start may take."""
         self.name, self._ended = name, ended
         self._recipe, self._placement, self._folder = recipe, placement, folder
         self._options = msgspec.structs.replace(options or Options(), save_model=False, turns=True)
@@ -84,6 +88,9 @@ class Ranks:
         self._lines: Lines | None = None
         self._pending: list[bytes] = []
         self._lingers = 0.0
+        self.whole_steps = 1
+        self._start_s = start_s
+        self._step_s, self._has_seen_all = 0.0, False
 
     def start(self, number: int) -> None:
         run, spec = prepare(self._recipe, self._placement, self._options, self._folder, f"{number:03d}")
@@ -107,23 +114,36 @@ class Ranks:
 
     def ready(self) -> None:
         assert self._lines is not None
-        until = time.monotonic() + START_S
-        self._lines.join(lambda: self._check(until, START_S))
-        self._collect(START_S)
+        until = time.monotonic() + self._start_s
+        late = f"it was not ready within {self._start_s:.0f} s"
+        if self._start_s < START_S:
+            late += ": if that is how long it takes, give the race a longer --budget"
+        self._lines.join(lambda: self._check(until, late))
+        self.whole_steps = int(self._collect(self._start_s, late)[0].get("whole_steps", 1))
 
     def take(self, lead: int, steps: int) -> Taken:
         self._order({"lead": lead, "steps": steps})
-        found = self._collect(WINDOW_S + SLOWEST_STEP_S * (lead + steps))
+        found = self._collect(self._limit(lead + steps))
         time.sleep(self._lingers)
+        wall = max(answer["wall"] for answer in found)
+        self._step_s = max(self._step_s, wall / steps)
+        self._has_seen_all |= steps >= self.whole_steps
         phases = [answer["phases"] for answer in found]
         return Taken(
             samples=found[0]["samples"],
-            wall=max(answer["wall"] for answer in found),
+            wall=wall,
             cpu=sum(answer["cpu"] for answer in found),
             used=sum(answer["used"] for answer in found),
             waited=sum(answer["waited"] for answer in found),
             phases={phase: sum(each[phase] for each in phases) / len(phases) for phase in phases[0]},
         )
+
+    def _limit(self, steps: int) -> float:
+        """Seconds that this many steps may take. A script's own evaluation may come between two of them."""
+        beyond = EVALUATION_S if self._options.script else WINDOW_S
+        if not self._has_seen_all:  # an exchange may still come
+            beyond += SLOWEST_STEP_S * min(steps, UNSEEN_STEPS)
+        return beyond + MANY_TIMES * self._step_s * steps
 
     def look(self) -> Look:
         """Test the model once, and see how much memory all ranks together have needed since they were ready."""
@@ -131,8 +151,8 @@ class Ranks:
         found = self._collect(EVALUATION_S)
         seconds, growths = [answer["evaluation"] for answer in found], [answer["memory"] for answer in found]
         # After the growth was read: a profiler takes memory of its own.
-        self._order({"lead": 0, "steps": 1, "tensors": True})
-        tensors = [answer["tensors"] for answer in self._collect(WINDOW_S + SLOWEST_STEP_S)]
+        self._order({"lead": 0, "steps": self.whole_steps, "tensors": True})
+        tensors = [answer["tensors"] for answer in self._collect(self._limit(self.whole_steps))]
         known = None not in growths
         return Look(
             None if None in seconds else max(seconds),
@@ -147,8 +167,9 @@ class Ranks:
             with suppress(OSError):  # a rank that is gone is missed where its answer is
                 os.write(end, json.dumps(document).encode() + b"\n")
 
-    def _collect(self, limit_s: float) -> list[dict[str, Any]]:
-        """One answer of every rank."""
+    def _collect(self, limit_s: float, late: str = "") -> list[dict[str, Any]]:
+        """One answer of every rank; `late` says what is wrong where one has not come by then."""
+        late = late or f"no answer within {limit_s:.0f} s"
         assert self._lines is not None
         ends = {end: rank for rank, end in self._lines.answers.items()}
         answers, hung_up = dict[int, dict[str, Any]](), set[int]()
@@ -168,10 +189,10 @@ class Ranks:
                 if newline:
                     answers[rank], self._pending[rank] = json.loads(line), rest
             if not readable:
-                self._check(until, limit_s)
+                self._check(until, late)
         return [answers[rank] for rank in sorted(answers)]
 
-    def _check(self, until: float, limit_s: float) -> None:
+    def _check(self, until: float, late: str) -> None:
         assert self._thread is not None
         if not self._thread.is_alive():
             if isinstance(self._problem, InputError):
@@ -181,7 +202,7 @@ class Ranks:
             text = str(self._problem) if isinstance(self._problem, LockstepError) else repr(self._problem)
             raise ContenderFailed(text.removeprefix("run failed: ").partition("; what was measured is in ")[0])
         if time.monotonic() > until:
-            raise ContenderFailed(f"no answer within {limit_s:g} s")
+            raise ContenderFailed(late)
 
     def end(self) -> None:
         """An order without steps lets the ranks part."""

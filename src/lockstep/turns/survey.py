@@ -11,7 +11,6 @@ from lockstep.turns.estimate import Ratio, Window
 from lockstep.turns.race import Budget, Length, Race
 
 FEWEST_ROUNDS = 4
-WHOLE = 8
 
 
 class Survey(Race):
@@ -58,8 +57,3 @@ class Survey(Race):
             self._lengths[contender.name] = Length(0, 1)
         else:
             super()._calibrate(contender)
-            # Local SGD exchanges now and then: a window, with what leads to it, holds whole rounds of it.
-            found = self._lengths[contender.name]
-            if found.steps >= WHOLE:
-                steps = -(-found.steps // WHOLE) * WHOLE
-                self._lengths[contender.name] = Length(-(-found.lead // WHOLE) * WHOLE, steps)

@@ -10,6 +10,8 @@ from lockstep.units import counted, duration, percent
 
 # Medians of rounds that differ by less say nothing.
 SAME = 0.01
+# Phases beyond their share: so many are named, where each is at least this part of all that is beyond.
+NAMED, PART = 2, 0.2
 
 
 def where(one: str, other: str, windows: Sequence[Window]) -> str:
@@ -41,6 +43,21 @@ def by_cores(cores: int, others: int, exchange: float) -> str:
     """Where one side has more cores, every phase differs: what counts is that, and what share of a step is exchange."""
     told = f"{counted(cores, 'core')} instead of {others}"
     return f"{told}; {percent(exchange)} of a step is exchange" if exchange > 0 else told
+
+
+def despite_cores(cores: int, others: int, ours: Mapping[str, float], theirs: Mapping[str, float]) -> str:
+    """Where the side with more cores is slower: which phases take longer than their share, from the seconds of each phase of a sample."""
+    (most, slow), (few, fast) = sorted([(cores, ours), (others, theirs)], key=lambda side: -side[0])
+    shares = {phase: fast.get(phase, 0.0) * few / most for phase in slow if phase != "total"}
+    beyond = {phase: slow[phase] - share for phase, share in shares.items() if slow[phase] > share}
+    largest = sorted(beyond, key=lambda phase: -beyond[phase])[:NAMED]
+    said = [
+        f"{phase} takes {duration(slow[phase])}"
+        + (f" where its share is {duration(shares[phase])}" if shares[phase] > 0 else "")
+        for phase in largest
+        if beyond[phase] > PART * sum(beyond.values())
+    ]
+    return f"{counted(cores, 'core')} instead of {others}" + (f"; with {most}, {' and '.join(said)}" if said else "")
 
 
 def _phases(windows: Sequence[Window]) -> dict[str, float]:

@@ -64,6 +64,8 @@ def _task(file: str, name: str, ranks: int) -> Task:
 class Pooled:
     """A contender of two ranks that call one function again and again; between windows they sleep."""
 
+    whole_steps = 1
+
     def __init__(self, name: str, file: str, function: str, folder: Path) -> None:
         self.name = name
         self._task, self._folder = _task(file, function, 2), folder

@@ -166,6 +166,8 @@ def contenders(request: Request, folder: Path) -> list[Contender]:
 class Called:
     """A contender that is a process with one function; it takes a window when it is asked for one."""
 
+    whole_steps = 1
+
     def __init__(self, name: str, file: str, function: str) -> None:
         self.name, self._argv = name, _command("windows", file, function)
         self._process: subprocess.Popen[str] | None = None

@@ -1,4 +1,4 @@
-"""Shares of a step that have a name: the update, what lies beside its phases, the loader, and what else runs on its cores (docs/attach.md)."""
+"""What makes a part of a step long: the update, what lies beside its phases, the loader, and what else runs on its cores (docs/attach.md)."""
 
 from __future__ import annotations
 
