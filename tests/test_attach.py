@@ -293,6 +293,41 @@ def test_checkpoints_are_beside_the_steps(bench: Bench) -> None:
     assert bench.asides == (0, 500)
 
 
+def test_what_a_checkpoint_exchanges_is_the_checkpoints(bench: Bench) -> None:
+    bench.step()
+    bench.clock.enter(CHECKPOINT)
+    bench.wait(5)
+    bench.region(EXCHANGE, 100)
+    bench.wait(5)
+    bench.clock.leave()
+    bench.step()
+    assert (bench.rows[1]["exchange"], bench.rows[1]["total"], bench.asides) == (0, 75, (0, 110))
+    bench.evaluate(50)
+    bench.clock.enter(CHECKPOINT)
+    bench.region(EXCHANGE, 100)
+    bench.clock.leave()
+    assert bench.asides == (50, 210)
+
+
+def test_backward_within_backward_is_one_pass_with_one_exchange(bench: Bench) -> None:
+    """As with parts that are computed again (checkpointing)."""
+    bench.forward(20)
+    bench.clock.exchanges = True
+    bench.clock.enter_backward()
+    bench.wait(30)
+    bench.clock.enter_backward()
+    bench.wait(5)
+    bench.clock.ready = bench.now
+    bench.clock.leave_backward()
+    bench.wait(5)
+    bench.clock.ready = bench.now
+    bench.wait(12)
+    bench.clock.leave_backward()
+    bench.optimize(5)
+    assert (bench.rows[0]["backward"], bench.rows[0]["exchange"]) == (40, 12)
+    assert (bench.clock.backwards, bench.clock.exchanged, bench.clock.updates) == (1, 1, 1)
+
+
 def test_what_comes_before_training_is_in_no_step(bench: Bench) -> None:
     bench.fetch(1000)  # the mean of the data
     bench.evaluate(1000, known=False)  # a check of the evaluation
@@ -625,7 +660,8 @@ given = {"find_unused_parameters": True, "bucket_cap_mb": 2}
     run = last(cli)
     assert run.spec().placement.strategy == "ddp"
     seen = json.loads((run.rank_folder(0) / "status.json").read_text())["attached"]
-    assert (seen["find_unused_parameters"], seen["bucket_mb"], seen["passes"]) == (True, 2.0, [32, 32])
+    assert (seen["find_unused_parameters"], seen["bucket_mb"], seen["unused"]) == (True, 2.0, [31, 0])
+    assert (seen["exchanged"], seen["updates"]) == (32, 32)
     assert (read_steps(run.rank_folder(0) / "steps.bin")["exchange_ns"] > 0).all()
     assert "remains unknown" not in found.stderr
 

@@ -14,7 +14,7 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
-from .clock import BACKWARD, CHECKPOINT, EXCHANGE, OPTIMIZER, READING, SCHEDULE, ZEROING
+from .clock import CHECKPOINT, EXCHANGE, OPTIMIZER, READING, SCHEDULE, ZEROING
 from .frameworks import Frameworks
 from .gradients import FILE as GRADIENTS
 from .gradients import Arrivals
@@ -49,6 +49,8 @@ COLLECTIVES = (
     "scatter_object_list",
     "send",
 )
+SAVERS = ("save", "async_save", "save_state_dict")
+"""Of torch.distributed.checkpoint."""
 READS = ("item", "tolist", "cpu", "__float__", "__int__", "__bool__")
 """What brings a value out of a tensor, and waits for it."""
 # Of more values in one step the number is enough: timing each would take as long as reading it.
@@ -79,6 +81,7 @@ class Hooks:
             "torch.profiler.profiler": self._profilers,
             "torch.utils.data.dataloader": self._loaders,
             "torch.distributed.distributed_c10d": self._collectives,
+            "torch.distributed.checkpoint.state_dict_saver": self._distributed_checkpoints,
             "safetensors.torch": self._safetensors,
             **Frameworks(self._recorder).by_module,
         }
@@ -145,6 +148,11 @@ class Hooks:
     def _safetensors(self, module: Any) -> None:
         module.save_file = self._timed(module.save_file, CHECKPOINT)
 
+    def _distributed_checkpoints(self, module: Any) -> None:
+        for name in SAVERS:
+            if hasattr(module, name):
+                setattr(module, name, self._timed(getattr(module, name), CHECKPOINT))
+
     def _collectives(self, module: Any) -> None:
         for name in COLLECTIVES:
             if hasattr(module, name):
@@ -166,7 +174,7 @@ class Hooks:
 
     def _autograd(self, module: Any) -> None:
         """`Tensor.backward` calls it too."""
-        clock, modules, arrivals = self._clock, self._modules, self._arrivals
+        clock, modules, arrivals, suspects = self._clock, self._modules, self._arrivals, self._suspects
 
         def timed(function: Any) -> Any:
             @in_place_of(function)
@@ -177,8 +185,8 @@ class Hooks:
                     modules.learns_in_evaluation_mode()
                 if arrivals.watching:
                     arrivals.backward_begins()
-                clock.backwards += 1
-                clock.work(BACKWARD)
+                suspects.backward_begins()
+                clock.enter_backward()
                 try:
                     return function(*args, **keywords)
                 finally:
@@ -206,6 +214,7 @@ class Hooks:
                 self._first_step(optimizer)
             steps = clock.steps
             clock.leave_optimizer(id(optimizer))
+            self._suspects.updated(optimizer)
             if clock.steps <= LOOK_AT:
                 self._arrivals.know(optimizer)
             if clock.steps > steps:

@@ -57,7 +57,10 @@ class Suspects:
         self.failed = False
         self._loaders: list[_Loader] = []
         self._of_iterator: dict[int, dict[str, Any]] = {}
-        self._schedulers: dict[int, int] = {}
+        self._schedulers: dict[tuple[int, int], int] = {}
+        """How often each goes on, by itself and the optimizer that it is of."""
+        self._updates: dict[int, int] = {}
+        """How often each optimizer steps."""
         self._profilers: list[Any] = []
         self._before: tuple[int, int] | None = None
         self._began = self._gc_began = 0
@@ -170,12 +173,20 @@ class Suspects:
     @_harmless
     def scheduled(self, scheduler: Any) -> None:
         if self._clock.steps:
-            self._schedulers[id(scheduler)] = self._schedulers.get(id(scheduler), 0) + 1
+            optimizer = getattr(scheduler, "optimizer", None)
+            if id(optimizer) not in self._updates:  # a framework's own stands around PyTorch's
+                optimizer = getattr(optimizer, "optimizer", None)
+            key = id(scheduler), id(optimizer)
+            self._schedulers[key] = self._schedulers.get(key, 0) + 1
 
-    def passed(self, exchanges: bool) -> None:
-        """A forward pass of a model in DDP that learns."""
-        passes, synced = self.seen.get("passes", (0, 0))
-        self.seen["passes"] = passes + 1, synced + exchanges
+    def updated(self, optimizer: Any) -> None:
+        self._updates[id(optimizer)] = self._updates.get(id(optimizer), 0) + 1
+
+    @_harmless
+    def backward_begins(self) -> None:
+        """Anomaly detection may be on around the passes alone."""
+        if sys.modules["torch"].is_anomaly_enabled():
+            self.seen["anomaly"] = self.seen.get("anomaly", 0) + 1
 
     def graded(self, more: int = 0) -> bool:
         """A model that is trained was called in evaluation mode, with gradients on; without `more`: forget it, and say whether it was."""
@@ -203,7 +214,6 @@ class Suspects:
             self._look(optimizer)
 
     def _look(self, optimizer: Any) -> None:
-        torch = sys.modules["torch"]
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
         if not parameters:
             return
@@ -213,15 +223,14 @@ class Suspects:
             "can_fuse": "fused" in optimizer.defaults,
             "fused": bool(group.get("fused") or group.get("foreach")),
         }
-        self.seen["anomaly"] = bool(torch.is_anomaly_enabled())
-        self.seen["unused"] = sum(parameter.grad is None for parameter in parameters)
         self.seen["numbers"] = str(parameters[0].dtype).rpartition(".")[2]
 
     def told(self) -> None:
         """Before a sign of life: what changes all the time."""
         clock = self._clock
         if self._schedulers:
-            self.seen["scheduled"] = max(self._schedulers.values())
+            self.seen["scheduled"] = self._most_scheduled()
+        self.seen["exchanged"], self.seen["updates"] = clock.exchanged, clock.updates
         self.seen["evaluated_by"] = [each.record for each in self._loaders if each.record["evaluated"]][:4]
         self.seen["steps"] = clock.steps
         self.seen["backwards"], self.seen["collectives"] = clock.backwards, clock.collectives
@@ -230,6 +239,11 @@ class Suspects:
             self.seen["ran_seconds"] = (now[0] - self._before[0]) / 1e9
             self.seen["delayed_seconds"] = (now[1] - self._before[1]) / 1e9
             self.seen["since_seconds"] = (perf_counter_ns() - self._began) / 1e9
+
+    def _most_scheduled(self) -> tuple[int, int]:
+        """How often the schedule that goes on most often per update did so, and the updates of its own optimizer."""
+        known = ((times, self._updates.get(of, self._clock.steps)) for (_, of), times in self._schedulers.items())
+        return max(known, key=lambda schedule: schedule[0] / max(1, schedule[1]))
 
     def _collecting(self, phase: str, info: dict[str, Any]) -> None:
         """The garbage collector calls this before and after it has run."""
