@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -45,7 +46,7 @@ from lockstep.inside.rows import GROWTH, Rows
 from lockstep.inside.site.sitecustomize import WATCHED
 from lockstep.inside.suspects import Suspects
 from lockstep.measure.attached import read_beside
-from lockstep.measure.phases import after_warmup
+from lockstep.measure.phases import NAMES, after_warmup
 from lockstep.measure.records import PHASES, ROW, read_steps
 from lockstep.run import Run
 from slurm_cluster import Cluster
@@ -606,6 +607,12 @@ def test_two_ranks_under_torchrun_and_every_command_that_reads_them(cli: Cli) ->
     summary = run.summary() or {}
     assert summary["images_per_second"] == pytest.approx(64 * 32 / summary["train_seconds"])
     assert "32 steps on 2 ranks" in found.stderr
+    step, *parts = (
+        float(value) * {"s": 1e6, "ms": 1e3, "µs": 1, "ns": 1e-3}[unit]
+        for value, unit in re.findall(r"(?:^  \w+ +|ranks, )([\d.]+) (s|ms|µs|ns)\b", found.stderr, re.MULTILINE)
+    )
+    assert len(parts) == len(NAMES)
+    assert sum(parts) == pytest.approx(step, rel=0.01), found.stderr
 
     for words in (
         ("show", "two", "--ranks"),
@@ -630,7 +637,7 @@ def test_two_ranks_under_torchrun_and_every_command_that_reads_them(cli: Cli) ->
     for words in (("explain", "two", "--measure"), ("quantize", "two")):
         answer = cli(*words)
         assert (answer.returncode, len(answer.stderr.splitlines())) == (2, 1), answer.stderr
-        assert any(text in answer.stderr for text in ("of your own", "user's own"))
+        assert any(text in answer.stderr for text in ("needs a recipe", "of your own"))
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from lockstep.explain.finding import Finding
 from lockstep.inside.frameworks import Frameworks
 from lockstep.inside.recorder import Recorder
 from lockstep.inside.suspects import Suspects
+from lockstep.study.gather import _labels
 from support import Cli
 from test_attach import DDP, HEAD, attach, last, torchrun, write
 
@@ -56,6 +57,14 @@ def causes(findings: Any) -> list[str]:
 def told(cli: Cli, rank: int = 0) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((last(cli).rank_folder(rank) / "status.json").read_text())["attached"]
     return found
+
+
+# --- what is said of attached runs ---------------------------------------------------------------------------------------------
+
+
+def test_attached_commands_that_are_compared_name_their_script_once() -> None:
+    keys = {name: {"command": f"python {name}.py", "model": f"{name}.py", "ranks": 1} for name in ("wgan", "vae")}
+    assert _labels(keys) == {"wgan": "command=python wgan.py", "vae": "command=python vae.py"}
 
 
 # --- methods of the user that a trainer calls ----------------------------------------------------------------------------------
