@@ -404,6 +404,8 @@ data = TensorDataset(x, y)
 net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Dropout(0.1), nn.Linear(256, 10))
 loss_of = nn.CrossEntropyLoss()
 """
+LONGER = HEAD.replace("64, 256", "64, 4096").replace("256, 10", "4096, 10")
+"""Steps of several milliseconds. In shorter ones Python between the parts weighs more."""
 TAIL = """
 torch.save(net.state_dict(), sys.argv[1])
 """
@@ -537,7 +539,7 @@ def attributed(rows: Any) -> float:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_computes_the_same_bits_and_its_steps_are_told(cli: Cli, name: str) -> None:
-    write(cli, name, HEAD + SCRIPTS[name] + TAIL)
+    write(cli, name, LONGER + SCRIPTS[name] + TAIL)
     found = attach(cli, sys.executable, f"{name}.py", "attached.pt")
     assert found.returncode == 0, found.stderr
     subprocess.run([sys.executable, f"{name}.py", "alone.pt"], cwd=cli.folder, check=True, timeout=120)
@@ -551,7 +553,7 @@ def test_a_script_computes_the_same_bits_and_its_steps_are_told(cli: Cli, name: 
     phases = {phase: rows[f"{phase}_ns"].sum() for phase in PHASES}
     assert phases["exchange"] == 0
     assert min(phases[phase] for phase in PHASES if phase != "exchange") > 0
-    assert attributed(rows) > 0.9  # a step takes a millisecond here; the 95 % are of longer ones
+    assert attributed(rows) > 0.95
     lines = [line for line in found.stderr.splitlines() if line.startswith("lockstep: ")]
     assert lines == [line for line in found.stderr.splitlines() if f"{STEPS} steps, " in line]
     assert "not recorded" not in found.stderr

@@ -7,16 +7,29 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from lockstep.attach.command import _plan
+from lockstep.attach.seen import conclude
 from lockstep.explain import attached, inflating
+from lockstep.explain.asked import of_run
 from lockstep.explain.finding import Finding
+from lockstep.inside import layout
 from lockstep.inside.frameworks import Frameworks
 from lockstep.inside.recorder import Recorder
+from lockstep.inside.rows import Rows
 from lockstep.inside.suspects import Suspects
+from lockstep.measure.attached import read_beside
+from lockstep.measure.records import PHASES
+from lockstep.run import Run
+from lockstep.shapes import Spent
 from lockstep.study.gather import _labels
 from support import Cli
 from test_attach import DDP, HEAD, attach, last, torchrun, write
@@ -333,3 +346,116 @@ def test_checkpoints_that_all_ranks_write_are_no_exchange(cli: Cli) -> None:
     summary = last(cli).summary() or {}
     assert summary["checkpoint_seconds"] > 0.4, "also what the ranks say to each other"
     assert "between the steps: checkpoints" in found.stderr
+
+
+# --- what is named first, of recorded runs -------------------------------------------------------------------------------------
+
+
+US = 1000
+PLAIN = {"data": 200, "forward": 3000, "backward": 6000, "exchange": 0, "optimizer": 500}
+TOLD = {"launcher": "torchrun", "threads": 1, "device": "cpu", "strategy": "ddp", "torch": "2.13.0", "ran_seconds": 1.0}
+
+
+def recorded(
+    folder: Path,
+    ranks: Sequence[dict[str, int]],
+    told: dict[str, Any] | None = None,
+    beside: dict[str, int] | None = None,
+    reads: int = 0,
+    aside: tuple[float, float] = (0, 0),
+) -> Run:
+    """An attached run of 200 steps, as its ranks would have written it. `ranks`: microseconds of each phase; `beside`: those of other."""
+    run = _plan(["python", "train.py"], folder, "recorded", None)
+    rng, steps = np.random.default_rng(0), 200
+    named = [US * (beside or {}).get(name, 0) for name in layout.BESIDE]
+    strategy = {} if len(ranks) > 1 else {"launcher": "single", "strategy": None}
+    seen = {**TOLD, **strategy, "steps": steps, "updates": steps, "backwards": steps, **(told or {})}
+    for rank, phases in enumerate(ranks):
+        home = run.rank_folder(rank)
+        home.mkdir(parents=True, exist_ok=True)
+        written, start = Rows(str(home)), 0
+        for _ in range(steps):
+            spent = [int(US * phases[name] * (1 + 0.01 * rng.random())) for name in PHASES]
+            total = sum(spent) + sum(named) + 50 * US
+            written.write(start, spent, total, [*named, reads], again=False)
+            start += total
+        written.aside(*(int(1e9 * seconds) for seconds in aside))
+        written.close()
+        status = {
+            "rank": rank,
+            "state": "done",
+            "time": time.time(),
+            "pid": 1,
+            "host": "here",
+            "step": steps,
+            "attached": seen,
+        }
+        (home / "status.json").write_text(json.dumps(status))
+    conclude(run, Spent(used=1.0, waited=0.0, others=0.0, stolen=0.0))
+    run.write_done()
+    return run
+
+
+def first_named(run: Run) -> str:
+    (found,) = of_run(run).explained()
+    return next((finding.cause for finding in found.findings if finding.cause), "")
+
+
+WAITS = {**PLAIN, "exchange": 4000}
+EVALUATES = (1.5, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "more", "named"),
+    [
+        ([PLAIN], {}, ""),
+        ([{**PLAIN, "exchange": 200}] * 2, {}, ""),
+        ([PLAIN], {"beside": {"logging": 3000}}, "logging"),  # histograms
+        ([PLAIN], {"beside": {"callbacks": 3000}}, "callbacks"),
+        ([PLAIN], {"beside": {"progress": 3000}}, "progress"),
+        ([PLAIN], {"beside": {"collecting": 3000}}, "collecting"),
+        ([PLAIN], {"beside": {"schedule": 3000}}, "schedule"),
+        ([PLAIN], {"beside": {"reading": 3000}, "reads": 40}, "reading"),
+        ([PLAIN], {"beside": {"reading": 50}, "reads": 1}, ""),  # .item() of the loss in every step
+        ([PLAIN], {"aside": EVALUATES}, "evaluation"),
+        ([PLAIN], {"aside": (0.0, 1.5)}, "checkpoints"),
+        ([PLAIN], {"aside": EVALUATES, "told": {"graded": 40}}, "no-grad"),
+        ([WAITS] * 2, {}, "exchange"),  # a slow collective
+        ([WAITS] * 2, {"told": {"exchanged": 800}}, "no-sync"),
+        ([WAITS] * 2, {"told": {"find_unused_parameters": True, "unused": [31, 0]}}, "unused"),
+        ([WAITS] * 2, {"told": {"find_unused_parameters": True, "unused": [31, 9]}}, "exchange"),
+        ([WAITS, {**PLAIN, "backward": 10000, "exchange": 10}], {}, "rank"),
+    ],
+)
+def test_what_is_named_first(tmp_path: Path, ranks: list[dict[str, int]], more: dict[str, Any], named: str) -> None:
+    assert first_named(recorded(tmp_path, ranks, **more)) == named
+
+
+READS = """
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+total = 0.0
+for epoch in range(4):
+    for a, b in DataLoader(data, batch_size=64):
+        optimizer.zero_grad()
+        losses = nn.functional.cross_entropy(net(a), b, reduction="none")
+        loss = losses.mean()
+        loss.backward()
+        optimizer.step()
+        total += {read}
+"""
+
+
+@pytest.mark.parametrize(
+    ("read", "reads", "named"),
+    [("loss.item()", 1, False), ("sum(each.item() for _ in range(20) for each in losses)", 1280, True)],
+    ids=["the loss", "every sample"],
+)
+def test_values_that_are_read_are_counted(cli: Cli, read: str, reads: int, named: bool) -> None:
+    """One in a step is as it should be."""
+    write(cli, "reads", HEAD + READS.format(read=read))
+    found = attach(cli, sys.executable, "reads.py")
+    assert found.returncode == 0, found.stderr
+    beside = read_beside(last(cli).rank_folder(0))
+    assert beside["reads"].tolist() == [0, *[reads] * 31], "what is read after an update is of the next step"
+    findings = json.loads(cli("explain", "last", "--json").stdout)["findings"]
+    assert ("reading" in [each["cause"] for each in findings]) is named

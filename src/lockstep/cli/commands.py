@@ -188,7 +188,7 @@ def call(words: Sequence[str]) -> int:
 
 def _problem(error: click.ClickException) -> str:
     """In one line, with the command that it is about."""
-    context, names = getattr(error, "ctx", None), []
+    context, names = getattr(error, "ctx", None), list[str]()
     while context is not None and context.parent is not None:
         names.insert(0, context.info_name)
         context = context.parent
