@@ -142,9 +142,7 @@ def test_other_trainers(
     run = last(cli)
     rows = [read_steps(folder / "steps.bin") for folder in run.rank_folders()]
     assert [len(each) for each in rows] == [steps] * ranks
-    assert (
-        min(attributed(each, folder) for each, folder in zip(rows, run.rank_folders(), strict=True)) > 0.95
-    )
+    assert min(attributed(each, folder) for each, folder in zip(rows, run.rank_folders(), strict=True)) > 0.95
     curves = {each.name: each.steps for each in RunView(run.folder).logged()}
     assert {name: curves[name] for name in logged} == {name: list(at) for name, at in logged.items()}
     assert "text" not in curves
