@@ -864,9 +864,9 @@ class Loops:
         self._fetch(iterator)
 
     def _fetch(self, iterator: Any) -> None:
-        record = self.suspects.fetches(iterator)
-        if record is not None and record["fresh"]:
-            self.suspects.fetched(record, TOOK)
+        loader = self.suspects.fetches(iterator)
+        if loader is not None and loader.fresh:
+            self.suspects.fetched(loader, TOOK)
 
     def learn(self) -> None:
         self.clock.backwards += 1

@@ -221,6 +221,8 @@ CHEAP = (
     "no set_epoch",
     "anomaly detection",
     "schedule per process",
+    "slow callback",
+    "find_unused_parameters",
     "checkpoint every other step",
 )
 

@@ -68,10 +68,10 @@ def _exposed(evidence: Evidence) -> str:
 def exchange(evidence: Evidence, seen: dict[str, Any]) -> Iterator[Finding]:
     """What makes the exchange of DDP longer."""
     step = evidence.step
-    exchange = step["exchange"] + step["waiting"]
-    share = exchange / step["total"]
+    exposed = step["exchange"] + step["waiting"]
+    share = exposed / step["total"]
     timed = f"exposed exchange takes {_exposed(evidence)}"
-    figures = {"exchange_s": exchange, "step_s": step["total"]}
+    figures = {"exchange_s": exposed, "step_s": step["total"]}
     # A parameter that one rank uses is a used one, to DDP; the rank that does not use it would fail without the flag.
     looks = [rank["unused"] for rank in evidence.run.attached_ranks() if rank.get("unused")]
     looked = min((passes for passes, _ in looks), default=0)

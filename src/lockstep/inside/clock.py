@@ -194,17 +194,19 @@ class Clock:
             self._fetched = 0
         elif known and self.steps:
             self._evaluating, self._fetched = True, 0
-            if not self._worked:  # what came since the last step belongs to the evaluation too
-                moved = sum(self._phases) + self._gap - self._phases[CHECKPOINT]
-                self._phases = [
-                    moved if kind == EVALUATION else each if kind == CHECKPOINT else 0
-                    for kind, each in enumerate(self._phases)
-                ]
-                self._gap = self.reads = 0
+            if not self._worked:
+                self._move_to_evaluation()
         else:
             self._strange = SEEN
         self.evaluations += self._evaluating
         self.enter(FORWARD)
+
+    def _move_to_evaluation(self) -> None:
+        """What came since the last step belongs to the evaluation too; a checkpoint remains one."""
+        phases = [0] * KINDS
+        phases[CHECKPOINT] = self._phases[CHECKPOINT]
+        phases[EVALUATION] = sum(self._phases) + self._gap - phases[CHECKPOINT]
+        self._phases, self._gap, self.reads = phases, 0, 0
 
     def _train(self) -> None:
         """What comes now is training: an evaluation is over, and the batch that was fetched since its last pass is for training."""

@@ -20,7 +20,7 @@ from .gradients import FILE as GRADIENTS
 from .gradients import Arrivals
 from .modules import Modules
 from .recorder import Recorder, complain
-from .standins import in_place_of, leave_no_trace
+from .standins import Iterators, in_place_of, leave_no_trace
 from .suspects import LOOK_AT, Suspects
 
 COLLECTIVES = (
@@ -68,7 +68,7 @@ class Hooks:
         self._recorder.before_beat = self._suspects.told
         self._modules = Modules(self._recorder, self._suspects)
         self._arrivals = Arrivals()
-        self._iterators: set[type] = set()
+        self._iterators = Iterators(self._fetching)
         os.register_at_fork(after_in_child=self._recorder.forked)
         atexit.register(self._recorder.close)
         leave_no_trace()
@@ -279,22 +279,19 @@ class Hooks:
             finally:
                 clock.leave()
             self._suspects.loader_starts(self_, found, perf_counter_ns() - begin)
-            if type(found) not in self._iterators:
-                self._iterators.add(type(found))
-                self._fetches(type(found))
+            self._iterators.meet(found)
             return found
 
         module.DataLoader.__iter__ = timed
 
-    def _fetches(self, kind: Any) -> None:
-        """The iterators of a loader, whose class is PyTorch's own affair."""
-        fetch, clock, suspects = kind.__next__, self._clock, self._suspects
+    def _fetching(self, fetch: Any) -> Any:
+        clock, suspects = self._clock, self._suspects
 
         @in_place_of(fetch)
         def timed(iterator: Any) -> Any:
             if clock.busy or get_ident() != clock.thread:
                 return fetch(iterator)
-            record = suspects.fetches(iterator)
+            loader = suspects.fetches(iterator)
             clock.fetch()
             begin = perf_counter_ns()
             try:
@@ -304,7 +301,7 @@ class Hooks:
                 raise
             finally:
                 clock.leave()
-                if record is not None and record["fresh"]:
-                    suspects.fetched(record, perf_counter_ns() - begin)
+                if loader is not None and loader.fresh:
+                    suspects.fetched(loader, perf_counter_ns() - begin)
 
-        kind.__next__ = timed
+        return timed

@@ -1,9 +1,6 @@
 """What a rank writes down of each step for `lockstep verify -- COMMAND`: its samples, losses, gradients on their way, settings and updates.
 
-ranks/0001/steps.jsonl    a line for each step, written when the step is done
-ranks/0001/3.f64          the sketches of step 3: own gradient, its absolute values, exchanged gradient, final gradient, update, weights before it
-ranks/0001/done           all steps that were asked for are there
-problems/PID              why not
+proof_files.py says which files it goes into.
 """
 
 from __future__ import annotations
