@@ -138,7 +138,8 @@ def as_markdown(section: Section, machine: Mapping[str, Any], settings: Mapping[
     lines = [f"# {section.title}", ""]
     if not section.valid:
         lines += ["**These figures are not valid: see the notes.**", ""]
-    lines += [*_contender_table(section), ""]
+    if _says_something(section.measurements):
+        lines += [*_contender_table(section), ""]
     if section.comparisons:
         lines += [*_comparison_table(section.comparisons), ""]
     if section.notes:
@@ -161,6 +162,11 @@ def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> lis
     """A table with its first column to the left and every other one to the right, where numbers belong."""
     rule = ["---", *("---:" for _ in headers[1:])]
     return [f"| {' | '.join(row)} |" for row in (headers, rule, *rows)]
+
+
+def _says_something(measurements: Sequence[Measurement]) -> bool:
+    """Of contenders that were measured once each, without their processor time, the table would say next to nothing: the notes have it all."""
+    return len(measurements) > len(contenders(measurements)) or any(one.cpu_seconds for one in measurements)
 
 
 def _contender_table(section: Section) -> list[str]:

@@ -7,15 +7,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from lockstep.inside import site
 from lockstep.inside.site.sitecustomize import PROOF
+from lockstep.turns import guard
 from lockstep.verify.foreign.judge import Judge, Verdict
 from lockstep.verify.foreign.prove import perturbation, stretched
 from lockstep.verify.foreign.records import Rank, problem, read
@@ -52,8 +51,7 @@ def records(
     ]
     (folder / "rows.json").write_text(json.dumps(given))
     words = [*launcher, str(SCRIPTS / "driver.py"), str(SCRIPTS / f"{script}.py"), str(folder)]
-    environment = {**os.environ, PROOF: str(folder), "PYTHONPATH": str(Path(site.__file__).parent)}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(words, env=guard.hooked(PROOF, folder), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
     found = []
     for number, row in enumerate(rows):

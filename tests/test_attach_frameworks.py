@@ -25,7 +25,7 @@ from test_attach import attach, last, same_bits, write
 
 sys.path.insert(0, str(ROOT))
 from benchmarks.suspects.causes import CAUSES, NOTHING, Cause
-from benchmarks.suspects.execute import executed
+from benchmarks.suspects.execute import MACHINE, executed
 
 LIGHTNING = """
 import sys, torch, lightning
@@ -38,7 +38,7 @@ data = TensorDataset(torch.randn(1024, 64), torch.randint(0, 10, (1024,)))
 class Net(lightning.LightningModule):
     def __init__(self):
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(64, 2048), nn.ReLU(), nn.Linear(2048, 10))
+        self.net = nn.Sequential(nn.Linear(64, 16384), nn.ReLU(), nn.Linear(16384, 10))
     def training_step(self, batch, number):
         loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
         self.log("train_loss", loss)
@@ -64,7 +64,7 @@ accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, log_with="ten
 accelerator.init_trackers("trial")
 set_seed(0)
 data = TensorDataset(torch.randn(2048, 64), torch.randint(0, 10, (2048,)))
-net = nn.Sequential(nn.Linear(64, 2048), nn.ReLU(), nn.Linear(2048, 10))
+net = nn.Sequential(nn.Linear(64, 16384), nn.ReLU(), nn.Linear(16384, 10))
 optimizer = torch.optim.AdamW(net.parameters())
 net, optimizer, loader = accelerator.prepare(net, optimizer, DataLoader(data, batch_size=32, shuffle=True))
 for a, b in loader:
@@ -142,12 +142,10 @@ def test_other_trainers(
     run = last(cli)
     rows = [read_steps(folder / "steps.bin") for folder in run.rank_folders()]
     assert [len(each) for each in rows] == [steps] * ranks
-    assert (
-        min(attributed(each, folder) for each, folder in zip(rows, run.rank_folders(), strict=True)) > 0.9
-    )  # of steps of milliseconds
-    found = {each.name: each.steps for each in RunView(run.folder).logged()}
-    assert {name: found[name] for name in logged} == {name: list(at) for name, at in logged.items()}
-    assert "text" not in found
+    assert min(attributed(each, folder) for each, folder in zip(rows, run.rank_folders(), strict=True)) > 0.95
+    curves = {each.name: each.steps for each in RunView(run.folder).logged()}
+    assert {name: curves[name] for name in logged} == {name: list(at) for name, at in logged.items()}
+    assert "text" not in curves
     if ranks > 1:
         assert run.spec().placement.strategy == "ddp"
     if script is not ACCELERATE:
@@ -223,6 +221,8 @@ CHEAP = (
     "no set_epoch",
     "anomaly detection",
     "schedule per process",
+    "slow callback",
+    "find_unused_parameters",
     "checkpoint every other step",
 )
 
@@ -245,6 +245,16 @@ def test_a_planted_cause_is_named_first(frameworks: Path, cause: Cause) -> None:
 def test_nothing_is_named_where_nothing_is_planted(frameworks: Path, cause: Cause) -> None:
     found = executed(cause, frameworks)
     assert found["right"], found
+
+
+@pytest.mark.slow
+@pytest.mark.cold
+@pytest.mark.timeout(900)
+def test_ddp_where_nothing_is_planted(frameworks: Path) -> None:
+    """On a busy machine ranks wait for each other, and exchanges and waiting are named: that is true. Nothing that the script does is."""
+    (cause,) = (cause for cause in NOTHING if cause.script == "ddp.py")
+    found = executed(cause, frameworks)
+    assert set(found["named"]) <= {*MACHINE, "exchange", "waiting"}, found
 
 
 def test_each_planted_cause_is_one_that_explain_can_name() -> None:

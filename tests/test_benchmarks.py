@@ -157,6 +157,13 @@ def test_markdown_says_when_figures_are_not_valid() -> None:
     assert "- Not valid: a reason" in text
 
 
+def test_markdown_has_no_table_of_contenders_that_would_say_nothing() -> None:
+    once = [Measurement(1, 1, "lockstep", 1, 2.0, 0.0), Measurement(2, 1, "peer", 1, 3.0, 0.0)]
+    assert "| lockstep |" not in record.as_markdown(section(once), MACHINE, SETTINGS)
+    timed = [*once, Measurement(3, 2, "peer", 1, 3.0, 1.5)]
+    assert "| lockstep |" in record.as_markdown(section(timed), MACHINE, SETTINGS)
+
+
 # Rounds
 
 

@@ -190,6 +190,26 @@ def test_wrong_words(cli: Cli, words: list[str], message: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("attach --btch 3 -- python train.py", "attach: no such option '--btch'. Did you mean '--batch'?"),
+        ("attach --batch 0 -- python train.py", "attach: invalid value for '--batch': 0 is not in the range 1<=x<="),
+        ("study run", "study run: missing argument 'FILE|NAME'"),
+        ("export --format cvs last", "export: invalid value for '--format': 'cvs' is not one of 'csv', "),
+        ("atach", "No such command 'atach'. Did you mean 'attach'?"),
+        ("attach --runs /proc/nowhere -- sh -c true", "cannot write the run folder /proc/nowhere/"),
+    ],
+)
+def test_wrong_options_are_one_line(capsys: pytest.CaptureFixture[str], words: str, message: str) -> None:
+    from lockstep.cli.commands import call
+
+    assert call(words.split()) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"lockstep: {message}")
+    assert len(said.splitlines()) == 1, said
+
+
+@pytest.mark.parametrize(
     ("content", "name", "message"),
     [
         (None, "net.py:Net", "net.py"),

@@ -37,7 +37,6 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 G = np.random.default_rng(3)
 X = G.normal(size=(203, 6))

@@ -7,14 +7,17 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import foreign_table
 import verify_faults
 from foreign_table import MUTANTS, RIGHT, Row, launchers, table, unseen, verdicts, written
 from lockstep.errors import InputError
+from lockstep.inside.ledger import Ledger
 from lockstep.inside.orders import Orders
 from lockstep.inside.parameters import Parameters
 from lockstep.inside.site.sitecustomize import PROVEN
@@ -62,6 +65,13 @@ def test_every_module_that_has_a_hook_is_waited_for(tmp_path: Path) -> None:
         ("srun --ntasks=2 python train.py", 2, "srun --ntasks=1 python train.py"),
         ("mpirun -n 2 python -m mine -n 100", 2, "mpirun -n 1 python -m mine -n 100"),
         ("srun -n 2 python -m mine -n 100", 2, "srun -n 1 python -m mine -n 100"),
+        ("mpirun -n 2 ./train -n 100", 2, "mpirun -n 1 ./train -n 100"),
+        ("srun -n 2 bash run.sh -n 5 --ntasks=3", 2, "srun -n 1 bash run.sh -n 5 --ntasks=3"),
+        (
+            "python -m accelerate launch --num_processes=2 -m mine",
+            2,
+            "python -m accelerate launch --num_processes=1 -m mine",
+        ),
         ("python train.py --devices {ranks}", 2, "python train.py --devices 1"),
     ],
 )
@@ -70,6 +80,38 @@ def test_the_same_command_for_one_process(command: str, ranks: int, alone: str) 
     assert words.ranks_of(argv, None) == ranks
     assert words.command(argv, 1, ranks, None) == alone.split()
     assert words.command(argv, ranks, ranks, None) == [word.replace("{ranks}", str(ranks)) for word in argv]
+
+
+@pytest.mark.parametrize("no_dropout", [False, True])
+def test_no_dropout_reaches_every_module_that_has_some(tmp_path: Path, no_dropout: bool) -> None:
+    """Also where the rate is an attribute of a module that is no dropout itself."""
+
+    class Attention(nn.Module):
+        """As transformers has it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention_dropout, self.weight = 0.5, nn.Parameter(torch.ones(4))
+
+        def forward(self, batch: Any) -> Any:
+            return nn.functional.dropout(batch, self.attention_dropout, self.training) * self.weight
+
+    nets: list[tuple[nn.Module, Any]] = [
+        (nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True), torch.ones(2, 5, 16)),
+        (nn.MultiheadAttention(16, 2, dropout=0.5), torch.ones(5, 2, 16)),
+        (nn.LSTM(4, 4, num_layers=2, dropout=0.5), torch.ones(3, 4)),
+        (nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), torch.ones(3, 4)),
+        (Attention(), torch.ones(64, 4)),
+    ]
+    settings = {"replay": None, "perturb": 0.0, "no_dropout": no_dropout, "steps": 8, "park": False, "stretch": None}
+    for net, batch in nets:
+        ledger, given = Ledger(str(tmp_path), settings), (batch,) * (3 if isinstance(net, nn.MultiheadAttention) else 1)
+        assert ledger.trains(net)
+        ledger.begin_pass(net, given, {})
+        net(*given)
+        ledger.end_pass()
+        (seen,) = ledger._passes
+        assert (seen["draws"], seen["dropout"] > 0) == (not no_dropout, not no_dropout), type(net).__name__
 
 
 def test_the_batch_is_the_global_one() -> None:
@@ -85,6 +127,15 @@ def test_the_batch_is_the_global_one() -> None:
         (("--", "no-such-program", "{ranks}"), "there is no such program"),
         (("--", sys.executable, "train.py"), "it is not known how many ranks"),
         (("--", "torchrun", "--nproc-per-node", "1", "train.py"), "there is nothing to compare"),
+        (
+            ("--", "torchrun", "--nproc-per-node", "gpu", "train.py"),
+            "--nproc-per-node gpu: how many ranks that is, the launcher",
+        ),
+        (
+            ("--", "torchrun", "--nproc_per_node=auto", "train.py"),
+            "--nproc_per_node auto: how many ranks that is, the launcher",
+        ),
+        (("--", "mpirun", "./train", "-n", "100"), "it is not known how many ranks"),
         (("--ranks", "3", "--", "torchrun", "--nproc-per-node", "2", "train.py"), "has no {ranks}"),
         (("--batch", "8", "--", "torchrun", "--nproc-per-node", "2", "train.py"), "has no {batch}"),
         (("--", "torchrun", "--nproc-per-node", "2", "train.py", "{batch}"), "--batch N says"),

@@ -16,7 +16,6 @@ from typing import Any
 
 from lockstep.attach import seen
 from lockstep.errors import RunFailed
-from lockstep.inside import site
 from lockstep.inside.site.sitecustomize import RUN
 from lockstep.launch.cause import signal_name
 from lockstep.launch.ending import FolderWatch, recorded_end, signals_as_interrupt
@@ -136,12 +135,9 @@ def script_of(argv: Sequence[str]) -> str:
 
 def _start(run: Run, argv: Sequence[str]) -> subprocess.Popen[bytes]:
     """Its output is the user's own. A session of its own: Ctrl-C reaches us, and we pass it on once."""
-    ours = str(Path(site.__file__).parent)
-    paths = [ours, *([os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else [])]
-    environment = {**guard.environment(), RUN: str(run.folder), "PYTHONPATH": os.pathsep.join(paths)}
     # The option means nothing to Python: it names the run, so that the dashboard knows whom to ask to stop it.
     words = [sys.executable, "-P", "-X", str(run.folder), guard.__file__, *argv]
-    return subprocess.Popen(words, env=environment, start_new_session=True)
+    return subprocess.Popen(words, env=guard.hooked(RUN, run.folder), start_new_session=True)
 
 
 def _follow(run: Run, process: subprocess.Popen[bytes], watch: FolderWatch) -> None:

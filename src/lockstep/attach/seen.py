@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from lockstep.inside.layout import ASIDES, ASIDES_FILE
+from lockstep.inside.recorder import SEEN
 from lockstep.machine import starving
 from lockstep.measure.phases import common
 from lockstep.measure.records import read_steps
@@ -18,8 +19,8 @@ from lockstep.run import Run, Spec, write_atomic
 from lockstep.shapes import Spent
 
 VERSIONS = ("python", "torch", "numpy")
-KEY, COST = "attached", "hook_seconds"
-"""In a rank's sign of life, what it knows of itself, and what our hooks have cost (inside/recorder.py)."""
+COST = "hook_seconds"
+"""Of what a rank tells of itself: what our hooks have cost (inside/recorder.py)."""
 PLACED = ("launcher", "threads", "device", "backend", "strategy", "host", *VERSIONS)
 
 
@@ -73,7 +74,7 @@ def _had(facts: dict[int, dict[str, Any]], machine: Spent) -> float | None:
 
 def _facts(run: Run) -> dict[int, dict[str, Any]]:
     """By rank, what each has told of itself; those that have taken a step."""
-    found = {int(beat["rank"]): {**beat.get(KEY, {}), "host": beat.get("host")} for beat in run.rank_statuses()}
+    found = {int(beat["rank"]): {**beat.get(SEEN, {}), "host": beat.get("host")} for beat in run.rank_statuses()}
     return dict(sorted(found.items()))
 
 

@@ -159,10 +159,11 @@ def call(words: Sequence[str]) -> int:
         code = cli.main(list(words), standalone_mode=False, color=color)
     except click.exceptions.Exit as error:
         code = error.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        _say(error.format_message())
+        code = 2
     except click.ClickException as error:
-        said = io.StringIO()
-        error.show(said)
-        _say(said.getvalue().rstrip("\n"))
+        _say(f"lockstep: {_problem(error)}")
         code = 2
     except LockstepError as error:
         _say(f"lockstep: {error}")
@@ -183,6 +184,16 @@ def call(words: Sequence[str]) -> int:
         _say(f"lockstep: cannot write the output: {error.strerror}")
         code = InputError.exit_code
     return code if isinstance(code, int) else 0
+
+
+def _problem(error: click.ClickException) -> str:
+    """In one line, with the command that it is about."""
+    context, names = getattr(error, "ctx", None), list[str]()
+    while context is not None and context.parent is not None:
+        names.insert(0, context.info_name)
+        context = context.parent
+    said = " ".join(error.format_message().split())
+    return f"{' '.join(names)}: {said[:1].lower()}{said[1:]}" if names else said
 
 
 def _say(text: str) -> None:

@@ -97,6 +97,10 @@ def _check_ended(run: Run) -> None:
 def measure_beside(run: Run, seconds: float, tell: Tell, progress: Progress) -> None:
     """Start the run's ranks again for a few seconds, to measure what its records cannot tell."""
     spec = run.spec()
+    if spec.options.attached is not None:
+        raise InputError(
+            f"--measure: {run.id} is an attached command: measuring needs a recipe, to start its ranks again: leave --measure out"
+        )
     if spec.options.own_loop:
         raise InputError(
             f"--measure: {run.id} is a training loop of your own, which only your script can take apart: leave --measure out"

@@ -32,16 +32,17 @@ def answer(evidence: Evidence) -> Iterator[Finding]:
 
 def _learning(evidence: Evidence, seen: dict[str, Any]) -> Iterator[Finding]:
     """What changes what is learned, or what is measured of it."""
-    steps, loader = int(seen.get("steps") or 0), seen.get("loader") or {}
-    often = float(seen.get("scheduled") or 0) / steps if steps else 0.0
+    loader = seen.get("loader") or {}
+    scheduled, updates = seen.get("scheduled") or (0, 0)
+    often = scheduled / updates if updates else 0.0
     if often > TOO_OFTEN:
         yield Finding(
             verdict=f"the learning-rate schedule goes on {often:.3g} times per update",
-            why=f"scheduler.step() was called {seen['scheduled']:,} times in {counted(steps, 'update')}: it is over after {percent(1 / often)} of them",
+            why=f"scheduler.step() was called {scheduled:,} times in {counted(updates, 'update')} of its optimizer: it is over after {percent(1 / often)} of them",
             next="call it once per optimizer.step(); Accelerate calls it once for each process, unless step_scheduler_with_optimizer=False",
             cause="schedule",
             wrong=True,
-            figures={"cause": "schedule", "scheduled": seen["scheduled"], "steps": steps},
+            figures={"cause": "schedule", "scheduled": scheduled, "updates": updates},
         )
     if loader.get("same_order"):
         again, passes = int(loader["same_order"]), int(loader.get("epochs") or loader["passes"])

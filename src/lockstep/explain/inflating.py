@@ -14,6 +14,8 @@ from lockstep.units import counted, duration, percent
 WORTH = 0.05
 # Below this, a bucket is hardly more than the price of sending it.
 SMALL_BUCKET_MB = 1.0
+# So many backward passes without an unused parameter say something.
+LOOKS = 8
 # There is about one exchange, and at most about one step of a schedule, per update.
 TOO_OFTEN = 1.5
 
@@ -22,11 +24,12 @@ def modes(evidence: Evidence, seen: dict[str, Any]) -> Iterator[Finding]:
     """What makes everything slower while it is on."""
     step = evidence.step
     both = f"forward and backward take {duration(step['forward'] + step['backward'])} of {duration(step['total'])}, with what it adds"
-    if seen.get("anomaly"):
+    anomalous, backwards = int(seen.get("anomaly") or 0), int(seen.get("backwards") or 0)
+    if anomalous > WORTH * backwards:
         yield _mode(
             "anomaly",
             "autograd's anomaly detection is on",
-            f"it keeps a traceback for every operation, and looks for NaN after each one; {both}",
+            f"in {anomalous:,} of {counted(backwards, 'backward pass', 'backward passes')} it keeps a traceback for every operation, and looks for NaN after each one; {both}",
             "leave detect_anomaly out when you have found what you looked for",
         )
     profiled, steps = int(seen.get("profiled") or 0), int(seen.get("steps") or 0)
@@ -65,14 +68,17 @@ def _exposed(evidence: Evidence) -> str:
 def exchange(evidence: Evidence, seen: dict[str, Any]) -> Iterator[Finding]:
     """What makes the exchange of DDP longer."""
     step = evidence.step
-    exchange = step["exchange"] + step["waiting"]
-    share = exchange / step["total"]
+    exposed = step["exchange"] + step["waiting"]
+    share = exposed / step["total"]
     timed = f"exposed exchange takes {_exposed(evidence)}"
-    figures = {"exchange_s": exchange, "step_s": step["total"]}
-    if seen.get("find_unused_parameters") and not seen.get("unused"):
+    figures = {"exchange_s": exposed, "step_s": step["total"]}
+    # A parameter that one rank uses is a used one, to DDP; the rank that does not use it would fail without the flag.
+    looks = [rank["unused"] for rank in evidence.run.attached_ranks() if rank.get("unused")]
+    looked = min((passes for passes, _ in looks), default=0)
+    if seen.get("find_unused_parameters") and looked >= LOOKS and not any(unused for _, unused in looks):
         yield Finding(
             verdict="DDP looks for unused parameters after every forward pass, and there are none (find_unused_parameters=True)",
-            why=f"it walks through the graph each time, the first bucket waits for it, and the ranks exchange what they have found; {timed}",
+            why=f"none was unused in the {looked} backward passes that were looked at; it walks through the graph each time, the first bucket waits for it, and the ranks exchange what they have found; {timed}",
             next="leave it out if every step uses all parameters: DDP raises an error if one does not",
             cause="unused",
             inflates=True,
@@ -89,19 +95,18 @@ def exchange(evidence: Evidence, seen: dict[str, Any]) -> Iterator[Finding]:
             inflates=True,
             figures={"cause": "buckets", **figures},
         )
-    passes, synced = seen.get("passes") or (0, 0)
-    steps = int(seen.get("steps") or 0)
-    micro = passes / steps if steps else 0.0
-    if micro > TOO_OFTEN and synced > 0.9 * passes and share > WORTH:
+    exchanged, updates = int(seen.get("exchanged") or 0), int(seen.get("updates") or 0)
+    micro = exchanged / updates if updates else 0.0
+    if micro > TOO_OFTEN and share > WORTH:
         yield Finding(
             verdict=f"gradients are exchanged {micro:.3g} times per update: accumulation without no_sync",
-            why=f"each of {passes:,} backward passes exchanged, for {counted(steps, 'update')}; {timed} ({percent(share)}), and all but the last "
+            why=f"{exchanged:,} backward passes exchanged, for {counted(updates, 'update')}; {timed} ({percent(share)}), and all but the last "
             "exchange of an update could be left out",
             next="'with model.no_sync():' around all but the last pass, or accelerator.accumulate(model)",
             cost=share * (1 - 1 / micro),
             cause="no-sync",
             inflates=True,
-            figures={"cause": "no-sync", "passes": passes, "steps": steps, **figures},
+            figures={"cause": "no-sync", "exchanged": exchanged, "updates": updates, **figures},
         )
 
 

@@ -21,23 +21,23 @@ MANY_READS = 16
 
 
 def update(evidence: Evidence, seen: dict[str, Any]) -> Iterator[Finding]:
-    update, step = seen.get("update") or {}, evidence.step
+    updated, step = seen.get("update") or {}, evidence.step
     share = step["optimizer"] / step["total"]
     if (
         share < LONG_UPDATE
-        or update.get("parameters", 0) < MANY_PARAMETERS
-        or update.get("fused")
-        or not update.get("can_fuse")
+        or updated.get("parameters", 0) < MANY_PARAMETERS
+        or updated.get("fused")
+        or not updated.get("can_fuse")
     ):
         return
     yield Finding(
-        verdict=f"the optimizer takes {percent(share)} of a step: it updates {update['parameters']} parameters one by one",
-        why=f"{duration(step['optimizer'])} of {duration(step['total'])}, {duration(step['optimizer'] / update['parameters'])} for each; "
+        verdict=f"the optimizer takes {percent(share)} of a step: it updates {updated['parameters']} parameters one by one",
+        why=f"{duration(step['optimizer'])} of {duration(step['total'])}, {duration(step['optimizer'] / updated['parameters'])} for each; "
         f"neither fused nor foreach is on",
         next=f"{seen.get('optimizer', 'the optimizer')}(…, fused=True), else foreach=True",
         cost=share,
         cause="optimizer",
-        figures={"cause": "optimizer", "optimizer_s": step["optimizer"], "step_s": step["total"], **update},
+        figures={"cause": "optimizer", "optimizer_s": step["optimizer"], "step_s": step["total"], **updated},
     )
 
 

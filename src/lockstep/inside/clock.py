@@ -55,6 +55,8 @@ class Clock:
         """Steps; and what this costs: regions, calls of modules within them, and processor time of writing rows, in nanoseconds."""
         self.backwards = self.collectives = 0
         """Backward passes; and collectives by hand between backward and the update."""
+        self.exchanged = self.updates = 0
+        """Backward passes that exchanged gradients (DDP); and calls of optimizer.step(), of all optimizers."""
         self.evaluations = 0
         """Calls of models that evaluate."""
         self.ready = 0
@@ -104,7 +106,10 @@ class Clock:
     def enter(self, kind: int) -> None:
         now = perf_counter_ns()
         stack = self.stack
-        if self._evaluating:
+        if stack and stack[-1] == CHECKPOINT:  # the collectives of a checkpoint that all ranks write
+            self._phases[CHECKPOINT] += now - self._last
+            kind = CHECKPOINT
+        elif self._evaluating:
             self._phases[stack[-1] if stack else EVALUATION] += now - self._last
             kind = kind if kind == CHECKPOINT else EVALUATION
         elif stack and (stack[-1] != OPTIMIZER or kind not in (FORWARD, BACKWARD)):
@@ -179,26 +184,29 @@ class Clock:
         self.enter(kind)
 
     def evaluate(self, known: bool) -> None:
-        """A model is called that does not learn from it. `known`: it is one that is trained.
+        """A model is called that does not learn from it. `known`: it is one that is trained, in evaluation mode.
 
-        Another one may be a teacher, whose pass is a part of the step, or an average of weights that is evaluated, batch after batch.
+        Another one may be a teacher, whose pass is a part of the step, or an average of weights that is evaluated, batch after batch. So may
+        one that is trained, in training mode: it makes a GAN's fakes or labels for its own step.
         """
         known = known or (self._strange == NEXT_BATCH and not self._worked)
         if self._evaluating:
             self._fetched = 0
         elif known and self.steps:
             self._evaluating, self._fetched = True, 0
-            if not self._worked:  # what came since the last step belongs to the evaluation too
-                moved = sum(self._phases) + self._gap - self._phases[CHECKPOINT]
-                self._phases = [
-                    moved if kind == EVALUATION else each if kind == CHECKPOINT else 0
-                    for kind, each in enumerate(self._phases)
-                ]
-                self._gap = self.reads = 0
+            if not self._worked:
+                self._move_to_evaluation()
         else:
             self._strange = SEEN
         self.evaluations += self._evaluating
         self.enter(FORWARD)
+
+    def _move_to_evaluation(self) -> None:
+        """What came since the last step belongs to the evaluation too; a checkpoint remains one."""
+        phases = [0] * KINDS
+        phases[CHECKPOINT] = self._phases[CHECKPOINT]
+        phases[EVALUATION] = sum(self._phases) + self._gap - phases[CHECKPOINT]
+        self._phases, self._gap, self.reads = phases, 0, 0
 
     def _train(self) -> None:
         """What comes now is training: an evaluation is over, and the batch that was fetched since its last pass is for training."""
@@ -215,8 +223,17 @@ class Clock:
             self._phases[DATA] += taken
             self._before = DATA
 
+    def enter_backward(self) -> None:
+        if BACKWARD not in self.stack:
+            self.backwards += 1
+            self.ready = 0
+        self.work(BACKWARD)
+
     def leave_backward(self) -> None:
         """What follows the last gradient, until all are exchanged, is exposed exchange."""
+        if BACKWARD in self.stack[:-1]:  # a part of the model is computed again, within another backward pass
+            self.leave()
+            return
         if self.exchanges and self.ready > self._last and self.stack and self.stack[-1] == BACKWARD:
             self._phases[BACKWARD] += self.ready - self._last
             self._last = self.ready
@@ -225,13 +242,16 @@ class Clock:
             self._before = BACKWARD
         else:
             self.leave()
-        self.exchanges = False
+        if self.exchanges and self.ready:  # else it was a backward pass of another model
+            self.exchanged += 1
+            self.exchanges = False
 
     def leave_optimizer(self, optimizer: int) -> None:
         """Of several optimizers, a step ends with the one that came last when each had its first turn."""
         self.leave()
         if self.stack:  # an optimizer within another one
             return
+        self.updates += 1
         if optimizer == self._lead:
             self._finish(again=False)
         elif optimizer not in self._optimizers:

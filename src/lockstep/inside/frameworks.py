@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from threading import get_ident
+from types import FunctionType
 from typing import Any
 
 from .clock import CALLBACKS, FRAMEWORK, LOGGING, PROGRESS
@@ -199,7 +200,9 @@ def _subclasses(base: Any, chosen: Callable[[Any, str], bool], replace: Callable
         else:
             super(base, cls).__init_subclass__(**keywords)
         for name, function in list(vars(cls).items()):
-            if callable(function) and chosen(cls, name):
+            if isinstance(function, FunctionType) and chosen(
+                cls, name
+            ):  # no static methods: what stands in for them would be bound
                 setattr(cls, name, replace(function))
 
     base.__init_subclass__ = classmethod(init_subclass)

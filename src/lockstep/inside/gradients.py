@@ -10,13 +10,22 @@ FILE = "gradients.json"
 """In the folder of a rank: bytes of each gradient, and the share of a backward pass after which it is there."""
 
 
-class LastGradient:
-    """Tells the clock when the last gradient of a backward pass is there. All parameters are watched until a pass has shown whose comes last."""
+# In the first N backward passes, all parameters of a model in DDP that looks for unused ones are watched: one may be used now and then.
+LOOKED_AT = 32
 
-    def __init__(self, module: Any, clock: Any) -> None:
-        self._clock = clock
+
+class LastGradient:
+    """Tells the clock when the last gradient of a backward pass is there. All parameters are watched until a pass has shown whose comes last.
+
+    Where DDP looks for unused parameters, `seen` gets the number of passes that were looked at, and in how many it found any.
+    """
+
+    def __init__(self, module: Any, clock: Any, seen: dict[str, Any]) -> None:
+        self._clock, self._told = clock, seen
         self._model = ref(module)
         self._latest: Any = None
+        self._to_look_at = LOOKED_AT if module.find_unused_parameters else 0
+        self._came: set[int] = set()
         self._handles = [
             (parameter, parameter.register_post_accumulate_grad_hook(self._seen))
             for parameter in module.parameters()
@@ -25,17 +34,28 @@ class LastGradient:
 
     def _seen(self, parameter: Any) -> None:
         self._latest = parameter
+        if self._to_look_at:
+            self._came.add(id(parameter))
         self._clock.ready = perf_counter_ns()
 
     def before_forward(self) -> bool:
         """DDP decides in its forward pass whether the backward pass exchanges."""
         exchanges = bool(getattr(self._model(), "require_backward_grad_sync", False))
-        if self._latest is not None and len(self._handles) > 1:
+        if self._came:
+            self._look()
+        if self._latest is not None and len(self._handles) > 1 and not self._to_look_at:
             for parameter, handle in self._handles:
                 if parameter is not self._latest:
                     handle.remove()
             self._handles = self._handles[:1]
         return exchanges
+
+    def _look(self) -> None:
+        """A backward pass is over: did every parameter get a gradient?"""
+        looked, unused = self._told.get("unused", (0, 0))
+        self._told["unused"] = looked + 1, unused + (len(self._came) < len(self._handles))
+        self._to_look_at -= 1
+        self._came = set()
 
 
 class Arrivals:

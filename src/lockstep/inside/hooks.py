@@ -14,13 +14,13 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
-from .clock import BACKWARD, CHECKPOINT, EXCHANGE, OPTIMIZER, READING, SCHEDULE, ZEROING
+from .clock import CHECKPOINT, EXCHANGE, OPTIMIZER, READING, SCHEDULE, ZEROING
 from .frameworks import Frameworks
 from .gradients import FILE as GRADIENTS
 from .gradients import Arrivals
 from .modules import Modules
 from .recorder import Recorder, complain
-from .standins import in_place_of, leave_no_trace
+from .standins import Iterators, in_place_of, leave_no_trace
 from .suspects import LOOK_AT, Suspects
 
 COLLECTIVES = (
@@ -49,6 +49,8 @@ COLLECTIVES = (
     "scatter_object_list",
     "send",
 )
+SAVERS = ("save", "async_save", "save_state_dict")
+"""Of torch.distributed.checkpoint."""
 READS = ("item", "tolist", "cpu", "__float__", "__int__", "__bool__")
 """What brings a value out of a tensor, and waits for it."""
 # Of more values in one step the number is enough: timing each would take as long as reading it.
@@ -66,7 +68,7 @@ class Hooks:
         self._recorder.before_beat = self._suspects.told
         self._modules = Modules(self._recorder, self._suspects)
         self._arrivals = Arrivals()
-        self._iterators: set[type] = set()
+        self._iterators = Iterators(self._fetching)
         os.register_at_fork(after_in_child=self._recorder.forked)
         atexit.register(self._recorder.close)
         leave_no_trace()
@@ -79,6 +81,7 @@ class Hooks:
             "torch.profiler.profiler": self._profilers,
             "torch.utils.data.dataloader": self._loaders,
             "torch.distributed.distributed_c10d": self._collectives,
+            "torch.distributed.checkpoint.state_dict_saver": self._distributed_checkpoints,
             "safetensors.torch": self._safetensors,
             **Frameworks(self._recorder).by_module,
         }
@@ -145,6 +148,11 @@ class Hooks:
     def _safetensors(self, module: Any) -> None:
         module.save_file = self._timed(module.save_file, CHECKPOINT)
 
+    def _distributed_checkpoints(self, module: Any) -> None:
+        for name in SAVERS:
+            if hasattr(module, name):
+                setattr(module, name, self._timed(getattr(module, name), CHECKPOINT))
+
     def _collectives(self, module: Any) -> None:
         for name in COLLECTIVES:
             if hasattr(module, name):
@@ -166,7 +174,7 @@ class Hooks:
 
     def _autograd(self, module: Any) -> None:
         """`Tensor.backward` calls it too."""
-        clock, modules, arrivals = self._clock, self._modules, self._arrivals
+        clock, modules, arrivals, suspects = self._clock, self._modules, self._arrivals, self._suspects
 
         def timed(function: Any) -> Any:
             @in_place_of(function)
@@ -177,8 +185,8 @@ class Hooks:
                     modules.learns_in_evaluation_mode()
                 if arrivals.watching:
                     arrivals.backward_begins()
-                clock.backwards += 1
-                clock.work(BACKWARD)
+                suspects.backward_begins()
+                clock.enter_backward()
                 try:
                     return function(*args, **keywords)
                 finally:
@@ -206,6 +214,7 @@ class Hooks:
                 self._first_step(optimizer)
             steps = clock.steps
             clock.leave_optimizer(id(optimizer))
+            self._suspects.updated(optimizer)
             if clock.steps <= LOOK_AT:
                 self._arrivals.know(optimizer)
             if clock.steps > steps:
@@ -270,22 +279,19 @@ class Hooks:
             finally:
                 clock.leave()
             self._suspects.loader_starts(self_, found, perf_counter_ns() - begin)
-            if type(found) not in self._iterators:
-                self._iterators.add(type(found))
-                self._fetches(type(found))
+            self._iterators.meet(found)
             return found
 
         module.DataLoader.__iter__ = timed
 
-    def _fetches(self, kind: Any) -> None:
-        """The iterators of a loader, whose class is PyTorch's own affair."""
-        fetch, clock, suspects = kind.__next__, self._clock, self._suspects
+    def _fetching(self, fetch: Any) -> Any:
+        clock, suspects = self._clock, self._suspects
 
         @in_place_of(fetch)
         def timed(iterator: Any) -> Any:
             if clock.busy or get_ident() != clock.thread:
                 return fetch(iterator)
-            record = suspects.fetches(iterator)
+            loader = suspects.fetches(iterator)
             clock.fetch()
             begin = perf_counter_ns()
             try:
@@ -295,7 +301,7 @@ class Hooks:
                 raise
             finally:
                 clock.leave()
-                if record is not None and record["fresh"]:
-                    suspects.fetched(record, perf_counter_ns() - begin)
+                if loader is not None and loader.fresh:
+                    suspects.fetched(loader, perf_counter_ns() - begin)
 
-        kind.__next__ = timed
+        return timed

@@ -1,9 +1,6 @@
 """What a rank writes down of each step for `lockstep verify -- COMMAND`: its samples, losses, gradients on their way, settings and updates.
 
-ranks/0001/steps.jsonl    a line for each step, written when the step is done
-ranks/0001/3.f64          the sketches of step 3: own gradient, its absolute values, exchanged gradient, final gradient, update, weights before it
-ranks/0001/done           all steps that were asked for are there
-problems/PID              why not
+proof_files.py says which files it goes into.
 """
 
 from __future__ import annotations
@@ -58,14 +55,11 @@ class Ledger:
         return found[1]
 
     def _meet(self, module: Any) -> bool:
-        torch = sys.modules["torch"]
         learns = self._parameters.meet(module, float(self._settings["perturb"]))
         if self._settings["no_dropout"]:
             for part in module.modules():
-                if isinstance(part, _dropouts(torch.nn)):
-                    part.p = 0.0
-                elif isinstance(part, torch.nn.RNNBase):
-                    part.dropout = 0.0
+                for name in _dropout_rates(part):
+                    setattr(part, name, 0.0)
         return learns
 
     def begin_pass(self, module: Any, args: Any, keywords: Any) -> None:
@@ -78,9 +72,7 @@ class Ledger:
             {
                 "inputs": inputs,
                 "labels": self._labels(inputs) or labels,
-                "dropout": sum(
-                    isinstance(part, _dropouts(torch.nn)) and part.training and part.p > 0.0 for part in parts
-                ),
+                "dropout": sum(bool(part.training and _dropout_rates(part)) for part in parts),
                 "batch_norm": sum(isinstance(part, norms) and part.training for part in parts),
                 "random": digest(torch.get_rng_state()),
                 "draws": False,
@@ -207,8 +199,17 @@ class Ledger:
             self._files.write_problem(error)
 
 
-def _dropouts(nn: Any) -> Any:
-    return nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout
+# By these names modules that are no dropout themselves have the rate of theirs: RNNs, nn.MultiheadAttention, transformers' models.
+RATES = ("dropout", "attention_dropout")
+
+
+def _dropout_rates(part: Any) -> list[str]:
+    """The attributes of a module that are rates of dropout, and not 0."""
+    nn = sys.modules["torch"].nn
+    kinds = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout
+    names = ("p",) if isinstance(part, kinds) else RATES
+    rates = {name: getattr(part, name, None) for name in names}
+    return [name for name, rate in rates.items() if isinstance(rate, float) and rate > 0.0]
 
 
 def _updated(optimizer: Any) -> list[Any]:

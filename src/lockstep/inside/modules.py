@@ -51,7 +51,7 @@ class Modules:
         PyTorch's global forward hooks would do, but with one registered every call of every layer takes a slower way.
         """
         clock, learners, look, exchanges = self._clock, self._learners, self._look, self._exchanges
-        passed, graded = self._suspects.passed, self._suspects.graded
+        graded = self._suspects.graded
         call, torch = module.Module.__call__, module.torch
 
         @in_place_of(call)
@@ -66,10 +66,10 @@ class Modules:
                     clock.evaluate(True)
                 else:
                     if learner.exchanging:
-                        passed(exchanges(learner))
+                        exchanges(learner)
                     clock.work(FORWARD)
             else:
-                clock.evaluate(learner is not None)
+                clock.evaluate(learner is not None and not self.training)
             if learner is not None:
                 clock.passed += learner.size
             try:
@@ -120,7 +120,7 @@ class Modules:
         self._recorder.seen["find_unused_parameters"] = bool(model.find_unused_parameters)
         self._recorder.seen["bucket_mb"] = model.bucket_bytes_cap / (1 << 20)
         own = self._learner(model)
-        own.exchanging = own.exchanging or [LastGradient(model, self._clock)]
+        own.exchanging = own.exchanging or [LastGradient(model, self._clock, self._recorder.seen)]
         if own is not found:
             found.exchanging += own.exchanging
 

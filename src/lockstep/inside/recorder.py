@@ -22,8 +22,10 @@ from .standins import in_place_of
 BEAT_NS = 1_000_000_000
 # More than a core's own caches hold.
 COLD_BYTES = 4 << 20
-ATTACHED = "attached"
-"""The state of a rank in its sign of life: nobody expects the next one at a certain time, because a script may be busy with anything."""
+STATE = "attached"
+"""Of a rank in its sign of life: nobody expects the next one at a certain time, because a script may be busy with anything."""
+SEEN = "attached"
+"""The key in its sign of life under which it tells what is known of the script."""
 
 
 def complain(text: str) -> None:
@@ -112,7 +114,7 @@ class Recorder:
             now = perf_counter_ns()
             if now >= self._beat_at:
                 self._beat_at = now + BEAT_NS
-                self._beat(ATTACHED)
+                self._beat(STATE)
         except Exception as error:
             self.give_up(error)
 
@@ -175,7 +177,7 @@ class Recorder:
                 "pid": os.getpid(),
                 "host": platform.node(),
                 "step": self.clock.steps,
-                ATTACHED: self.seen,
+                SEEN: self.seen,
             },
         )
 

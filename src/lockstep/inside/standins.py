@@ -32,6 +32,20 @@ def in_place_of(function: Any, file: str = "") -> Callable[[Any], Any]:
     return decorate
 
 
+class Iterators:
+    """The iterators of loaders, whose classes are PyTorch's own affair: `stand_in` makes what stands in for the `__next__` of each."""
+
+    def __init__(self, stand_in: Callable[[Any], Any]) -> None:
+        self._stand_in = stand_in
+        self._known: set[type] = set()
+
+    def meet(self, iterator: Any) -> None:
+        kind: Any = type(iterator)
+        if kind not in self._known:
+            self._known.add(kind)
+            kind.__next__ = self._stand_in(kind.__next__)
+
+
 def leave_no_trace() -> None:
     """An error that nobody catches is printed without our frames: its traceback is the script's."""
     shown = sys.excepthook

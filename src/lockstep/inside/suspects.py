@@ -34,19 +34,32 @@ def _harmless(look: Callable[..., Any]) -> Callable[..., Any]:
     return tried
 
 
-class _Loader:
-    """A loader that was seen, and what is known of it. It is not held: another one may have its identity when it is gone."""
+class Loader:
+    """A loader that was seen. It is not held: another one may have its identity when it is gone."""
 
-    def __init__(self, loader: Any, record: dict[str, Any]) -> None:
-        self.alive, self.record = ref(loader), record
-        self.dataset = _held(loader.dataset)
-        self.started = False
-        self.kind = type(loader.sampler), type(loader.batch_sampler), record["workers"], record["batch"]
+    def __init__(self, loader: Any) -> None:
+        self.alive = ref(loader)
+        self.told = _described(loader)
+        self.dataset, self.kind = _held(loader.dataset), _kind(loader)
+        self.shuffled_by_epoch = bool(_sampler(loader, "shuffle")) and hasattr(loader.sampler, "set_epoch")
+        self.epoch: Any = None
+        """Of its sampler, in this pass; and in the last one that trained."""
+        self.last_epoch: Any = None
+        self.new = self.fresh = True
+        """Nothing was learned in this pass; none of its batches is there."""
+        self.starting = self.started = False
+        """This pass starts its workers; it has had a pass."""
+        self.learned = self.evaluated = 0
+        """What the clock had counted before the newest batch."""
 
-    def follows(self, other: _Loader) -> bool:
-        """A script may make the same loader anew for every epoch."""
-        gone = other.alive() is None and other.dataset() is not None
-        return gone and other.dataset() is self.dataset() and other.kind == self.kind
+    def anew(self, loader: Any) -> bool:
+        """A script may make the same loader anew for every epoch: is this one in the place of ours, which is gone?"""
+        dataset = self.dataset()
+        if self.alive() is not None or dataset is None or dataset is not loader.dataset or self.kind != _kind(loader):
+            return False
+        self.alive, self.started = ref(loader), False
+        self.told["made"] += 1
+        return True
 
 
 class Suspects:
@@ -55,9 +68,12 @@ class Suspects:
     def __init__(self, clock: Any, seen: dict[str, Any]) -> None:
         self._clock, self.seen = clock, seen
         self.failed = False
-        self._loaders: list[_Loader] = []
-        self._of_iterator: dict[int, dict[str, Any]] = {}
-        self._schedulers: dict[int, int] = {}
+        self._loaders: list[Loader] = []
+        self._of_iterator: dict[int, Loader] = {}
+        self._schedulers: dict[tuple[int, int], int] = {}
+        """How often each goes on, by itself and the optimizer that it is of."""
+        self._updates: dict[int, int] = {}
+        """How often each optimizer steps."""
         self._profilers: list[Any] = []
         self._before: tuple[int, int] | None = None
         self._began = self._gc_began = 0
@@ -69,113 +85,85 @@ class Suspects:
     def loader_starts(self, loader: Any, iterator: Any, took: int) -> None:
         """A pass over a loader begins."""
         clock, known = self._clock, self._known(loader)
-        record = known.record
-        record["epoch"] = _sampler(loader, "epoch")
-        record["passes"] += 1
-        record["fresh"] = record["new"] = True
-        record["starting"] = bool(clock.steps) and not (known.started and record["persistent"])
+        told = known.told
+        known.epoch = _sampler(loader, "epoch")
+        known.fresh = known.new = True
+        known.starting = bool(clock.steps) and not (known.started and told["persistent"])
         known.started = True
-        if record["starting"]:
-            record["starts"] += 1
-            record["start_ns"] += took
-        self._of_iterator[id(iterator)] = record
+        told["passes"] += 1
+        if known.starting:
+            told["starts"] += 1
+            told["start_ns"] += took
+        self._of_iterator[id(iterator)] = known
         if not clock.steps:
-            self.seen["loader"] = record
+            self.seen["loader"] = told
 
-    def _known(self, loader: Any) -> _Loader:
+    def _known(self, loader: Any) -> Loader:
         for known in self._loaders:
             if known.alive() is loader:
                 return known
-        found = _Loader(loader, self._described(loader))
-        for number, known in enumerate(self._loaders):
-            if found.follows(known):
-                found.record = known.record
-                found.record["made"] += 1
-                self._loaders[number] = found
-                return found
-        self._loaders.append(found)
-        return found
-
-    def _described(self, loader: Any) -> dict[str, Any]:
-        total, samples = _sampler(loader, "total_size"), _length(loader.dataset)
-        padded = (
-            total - samples
-            if isinstance(total, int) and samples is not None and not _sampler(loader, "drop_last")
-            else 0
-        )
-        return {
-            "workers": loader.num_workers,
-            "persistent": bool(loader.persistent_workers),
-            "batch": loader.batch_size,
-            "batches": _length(loader),
-            "samples": samples,
-            "shares": _sampler(loader, "num_replicas") or _sampler(loader, "num_processes") or 1,
-            "padded": max(0, padded),
-            "shuffled_by_epoch": bool(_sampler(loader, "shuffle")) and hasattr(loader.sampler, "set_epoch"),
-            "made": 1,
-            "epoch": None,
-            "last_epoch": None,
-            "epochs": 0,
-            "same_order": 0,
-            "passes": 0,
-            "new": True,
-            "starting": False,
-            "starts": 0,
-            "start_ns": 0,
-            "trained": 0,
-            "evaluated": 0,
-            "learned_before": 0,
-            "evaluated_before": 0,
-            "fresh": True,
-        }
+        for known in self._loaders:
+            if known.anew(loader):
+                return known
+        self._loaders.append(Loader(loader))
+        return self._loaders[-1]
 
     @_harmless
-    def fetches(self, iterator: Any) -> dict[str, Any] | None:
+    def fetches(self, iterator: Any) -> Loader | None:
         """A batch is about to be fetched: what came after the one before is known now. Of one that was learned from, what else came is an
         evaluation in the middle of an epoch."""
-        record, clock = self._of_iterator.get(id(iterator)), self._clock
-        if record is None:
+        loader, clock = self._of_iterator.get(id(iterator)), self._clock
+        if loader is None:
             return None
+        told = loader.told
         learned, evaluated = clock.steps + clock.backwards, clock.evaluations
-        fetched = not record["fresh"]
-        if fetched and learned > record["learned_before"]:
-            record["trained"] += 1
-            if record["new"]:
-                self._epoch(record)
-            if record["trained"] > self.seen.get("loader", record)["trained"]:
-                self.seen["loader"] = record
-        elif fetched and evaluated > record["evaluated_before"]:
-            record["evaluated"] += 1
-        record["learned_before"], record["evaluated_before"] = learned, evaluated
-        return record
+        fetched = not loader.fresh
+        if fetched and learned > loader.learned:
+            told["trained"] += 1
+            if loader.new:
+                self._epoch(loader)
+            if told["trained"] > self.seen.get("loader", told)["trained"]:
+                self.seen["loader"] = told
+        elif fetched and evaluated > loader.evaluated:
+            told["evaluated"] += 1
+        loader.learned, loader.evaluated = learned, evaluated
+        return loader
 
-    def _epoch(self, record: dict[str, Any]) -> None:
+    def _epoch(self, loader: Loader) -> None:
         """The pass is one of training: others over the same loader, as for the accuracy on its samples, may well have the same order."""
-        record["new"] = False
-        if record["epochs"] and record["shuffled_by_epoch"] and record["epoch"] == record["last_epoch"]:
-            record["same_order"] += 1
-        record["last_epoch"] = record["epoch"]
-        record["epochs"] += 1
+        told = loader.told
+        if told["epochs"] and loader.shuffled_by_epoch and loader.epoch == loader.last_epoch:
+            told["same_order"] += 1
+        loader.new, loader.last_epoch = False, loader.epoch
+        told["epochs"] += 1
 
     @_harmless
-    def fetched(self, record: dict[str, Any], took: int) -> None:
+    def fetched(self, loader: Loader, took: int) -> None:
         """The first batch of a pass waits for the workers to start."""
-        if record["fresh"]:
-            record["fresh"] = False
-            if record["starting"]:
-                record["start_ns"] += took
+        if loader.fresh:
+            loader.fresh = False
+            if loader.starting:
+                loader.told["start_ns"] += took
 
     # --- the rest ---
 
     @_harmless
     def scheduled(self, scheduler: Any) -> None:
         if self._clock.steps:
-            self._schedulers[id(scheduler)] = self._schedulers.get(id(scheduler), 0) + 1
+            optimizer = getattr(scheduler, "optimizer", None)
+            if id(optimizer) not in self._updates:  # a framework's own stands around PyTorch's
+                optimizer = getattr(optimizer, "optimizer", None)
+            key = id(scheduler), id(optimizer)
+            self._schedulers[key] = self._schedulers.get(key, 0) + 1
 
-    def passed(self, exchanges: bool) -> None:
-        """A forward pass of a model in DDP that learns."""
-        passes, synced = self.seen.get("passes", (0, 0))
-        self.seen["passes"] = passes + 1, synced + exchanges
+    def updated(self, optimizer: Any) -> None:
+        self._updates[id(optimizer)] = self._updates.get(id(optimizer), 0) + 1
+
+    @_harmless
+    def backward_begins(self) -> None:
+        """Anomaly detection may be on around the passes alone."""
+        if sys.modules["torch"].is_anomaly_enabled():
+            self.seen["anomaly"] = self.seen.get("anomaly", 0) + 1
 
     def graded(self, more: int = 0) -> bool:
         """A model that is trained was called in evaluation mode, with gradients on; without `more`: forget it, and say whether it was."""
@@ -203,7 +191,6 @@ class Suspects:
             self._look(optimizer)
 
     def _look(self, optimizer: Any) -> None:
-        torch = sys.modules["torch"]
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
         if not parameters:
             return
@@ -213,16 +200,15 @@ class Suspects:
             "can_fuse": "fused" in optimizer.defaults,
             "fused": bool(group.get("fused") or group.get("foreach")),
         }
-        self.seen["anomaly"] = bool(torch.is_anomaly_enabled())
-        self.seen["unused"] = sum(parameter.grad is None for parameter in parameters)
         self.seen["numbers"] = str(parameters[0].dtype).rpartition(".")[2]
 
     def told(self) -> None:
         """Before a sign of life: what changes all the time."""
         clock = self._clock
         if self._schedulers:
-            self.seen["scheduled"] = max(self._schedulers.values())
-        self.seen["evaluated_by"] = [each.record for each in self._loaders if each.record["evaluated"]][:4]
+            self.seen["scheduled"] = self._most_scheduled()
+        self.seen["exchanged"], self.seen["updates"] = clock.exchanged, clock.updates
+        self.seen["evaluated_by"] = [each.told for each in self._loaders if each.told["evaluated"]][:4]
         self.seen["steps"] = clock.steps
         self.seen["backwards"], self.seen["collectives"] = clock.backwards, clock.collectives
         now = _scheduled() if self._before is not None and get_ident() == clock.thread else None
@@ -230,6 +216,11 @@ class Suspects:
             self.seen["ran_seconds"] = (now[0] - self._before[0]) / 1e9
             self.seen["delayed_seconds"] = (now[1] - self._before[1]) / 1e9
             self.seen["since_seconds"] = (perf_counter_ns() - self._began) / 1e9
+
+    def _most_scheduled(self) -> tuple[int, int]:
+        """How often the schedule that goes on most often per update did so, and the updates of its own optimizer."""
+        known = ((times, self._updates.get(of, self._clock.steps)) for (_, of), times in self._schedulers.items())
+        return max(known, key=lambda schedule: schedule[0] / max(1, schedule[1]))
 
     def _collecting(self, phase: str, info: dict[str, Any]) -> None:
         """The garbage collector calls this before and after it has run."""
@@ -244,6 +235,33 @@ class Suspects:
             self._gc_began = 0
             if info.get("generation") == 2 and clock.steps:
                 self.seen["collections"] = self.seen.get("collections", 0) + 1
+
+
+def _described(loader: Any) -> dict[str, Any]:
+    """What is told of a loader."""
+    total, samples = _sampler(loader, "total_size"), _length(loader.dataset)
+    pads = isinstance(total, int) and samples is not None and not _sampler(loader, "drop_last")
+    return {
+        "workers": loader.num_workers,
+        "persistent": bool(loader.persistent_workers),
+        "batch": loader.batch_size,
+        "batches": _length(loader),
+        "samples": samples,
+        "shares": _sampler(loader, "num_replicas") or _sampler(loader, "num_processes") or 1,
+        "padded": max(0, total - samples) if pads else 0,
+        "made": 1,
+        "epochs": 0,
+        "same_order": 0,
+        "passes": 0,
+        "starts": 0,
+        "start_ns": 0,
+        "trained": 0,
+        "evaluated": 0,
+    }
+
+
+def _kind(loader: Any) -> tuple[Any, ...]:
+    return type(loader.sampler), type(loader.batch_sampler), loader.num_workers, loader.batch_size
 
 
 def _sampler(loader: Any, name: str) -> Any:

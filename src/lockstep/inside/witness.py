@@ -9,7 +9,7 @@ from typing import Any
 
 from .ledger import Ledger
 from .saved import Saved
-from .standins import in_place_of
+from .standins import Iterators, in_place_of
 
 SETTINGS = "settings.json"
 
@@ -24,7 +24,7 @@ class Hooks:
         self._saved = Saved(folder, began)
         self._saved.watch()
         self.begin(folder)
-        self._iterators: set[type] = set()
+        self._iterators = Iterators(self._fetching)
         os.register_at_fork(after_in_child=self._forked)
         self.by_module: dict[str, Callable[[Any], None]] = {
             "torch": self._torch,
@@ -180,17 +180,12 @@ class Hooks:
         @in_place_of(iterate)
         def watched(loader: Any) -> Any:
             found = iterate(loader)
-            if type(found) not in self._iterators:
-                self._iterators.add(type(found))
-                self._fetches(type(found))
+            self._iterators.meet(found)
             return found
 
         module.DataLoader.__iter__ = watched
 
-    def _fetches(self, kind: Any) -> None:
-        """The iterators of a loader, whose class is PyTorch's own affair."""
-        fetch = kind.__next__
-
+    def _fetching(self, fetch: Any) -> Any:
         @in_place_of(fetch)
         def watched(iterator: Any) -> Any:
             found = fetch(iterator)
@@ -198,4 +193,4 @@ class Hooks:
                 self._ledger.fetched(found)
             return found
 
-        kind.__next__ = watched
+        return watched

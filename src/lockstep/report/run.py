@@ -65,18 +65,18 @@ def attached_lines(run: RunView, summary: dict[str, Any], phases: dict[str, Any]
     """An attached command in a few lines: the answer first, then the split of a step, then what lies between the steps."""
     mean, step = phases["mean_ns"], phases["step_ns"]["mean"] / 1e9
     steps, ranks = int(summary.get("steps") or 0), run.ranks
-    largest = max(TIMED, key=lambda name: float(mean[name]))
+    parts = _parts(run, mean, step)
+    whole = sum(parts.values())
+    largest = max(parts, key=parts.__getitem__)
     on = f" on {ranks} ranks" if ranks > 1 else ""
     found = [
         f"lockstep: {units.counted(steps, 'step')}{on}, {units.duration(step)} a step; "
-        f"most of it is {largest} ({units.percent(mean[largest] / mean['total'])})"
+        f"most of it is {largest} ({units.percent(parts[largest] / whole)})"
     ]
     found += [starved_line(run)] if starved_line(run) else []
+    found += [f"  {name:<10}{units.duration(seconds):>10}  {seconds / whole:>6.1%}" for name, seconds in parts.items()]
     found += [
-        f"  {name:<10}{units.duration(mean[name] / 1e9):>10}  {mean[name] / mean['total']:>6.1%}" for name in TIMED
-    ]
-    found += [
-        f"    {name:<10}{units.duration(seconds):>8}  {1e9 * seconds / mean['total']:>6.1%}"
+        f"    {name:<10}{units.duration(seconds):>8}  {seconds / whole:>6.1%}"
         for name, seconds in named_other(run, mean["other"] / 1e9, mean["total"] / 1e9)
     ]
     between = [f"{what} {units.duration(summary[key])}" for what, key in BETWEEN if summary.get(key)]
@@ -90,6 +90,16 @@ def attached_lines(run: RunView, summary: dict[str, Any], phases: dict[str, Any]
     if not run.spec().plan.global_batch:
         found.append(f"global batch: {run.spec().plan.batch_text()}")
     return found
+
+
+def _parts(run: RunView, mean: dict[str, float], step: float) -> dict[str, float]:
+    """Mean seconds of each part over the ranks. A step takes as long as its slowest rank: what that is beyond the mean is waiting, so the parts
+    add up to the step."""
+    ranks = run.split()
+    if len(ranks) < 2:
+        return {name: mean[name] / 1e9 for name in TIMED}
+    parts = {name: sum(rank[name] for rank in ranks) / len(ranks) for name in NAMES}
+    return {**parts, "waiting": parts["waiting"] + max(0.0, step - sum(parts.values()))}
 
 
 def _named(run: RunView, phases: dict[str, Any]) -> str:

@@ -29,7 +29,10 @@ def folder_error(folder: Path, error: OSError) -> FolderError:
         return FolderError(
             f"no room for the run in {folder.parent}: free some space, or choose another place with --runs"
         )
-    if error.errno == errno.ENOENT and not exists(folder):
+    beneath = error.filename is None or not folder.is_relative_to(
+        error.filename
+    )  # else it is the folder that could not be made
+    if error.errno == errno.ENOENT and beneath and not exists(folder):
         return FolderError(f"the run folder {folder} was removed while the run was under way")
     return FolderError(f"cannot write the run folder {folder}: {error.strerror}; choose another place with --runs")
 

@@ -190,10 +190,13 @@ def of_runs(runs: Sequence[Run]) -> list[Group]:
 
 
 def _labels(keys: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """Names such as ranks=1 and ranks=2: only the keys that differ between the cells."""
+    """Names such as ranks=1 and ranks=2: only the keys that differ between the cells. An attached command names its script, which is its model."""
     every = sorted({key for content in keys.values() for key in content})
     differing = [key for key in every if len({json.dumps(content.get(key)) for content in keys.values()}) > 1]
     return {
-        name: ", ".join(f"{key}={content.get(key)}" for key in differing) or "all runs"
+        name: ", ".join(
+            f"{key}={content.get(key)}" for key in differing if not (key == "model" and "command" in content)
+        )
+        or "all runs"
         for name, content in keys.items()
     }

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lockstep.errors import InputError
+from lockstep.inside import site
 from lockstep.process import PARENT, die_with_parent, stat_fields
 
 PROC = Path("/proc")
@@ -42,6 +43,14 @@ def check(command: str, program: str) -> None:
 def environment() -> dict[str, str]:
     """What a guard and its program are started with."""
     return {**os.environ, "PATH": _path(), PARENT: str(os.getpid())}
+
+
+def hooked(variable: str, folder: Path) -> dict[str, str]:
+    """The same for a program whose Python processes are to have our hooks: a folder of ours comes first on PYTHONPATH, and `variable` says
+    where they write (inside/site/sitecustomize.py)."""
+    users = os.environ.get("PYTHONPATH", "")
+    paths = [str(Path(site.__file__).parent), *([users] if users else [])]
+    return {**environment(), variable: str(folder), "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _path() -> str:

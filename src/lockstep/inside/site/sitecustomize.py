@@ -34,6 +34,7 @@ WATCHED = frozenset(
         "torch.profiler.profiler",
         "torch.utils.data.dataloader",
         "torch.distributed.distributed_c10d",
+        "torch.distributed.checkpoint.state_dict_saver",
         "torch.utils.tensorboard.writer",
         "tensorboardX.writer",
         "safetensors.torch",

@@ -69,6 +69,8 @@ class Judge:
 
     def __init__(self, many: list[Rank], one: Rank | None, twin: Rank | None, why_alone: str = "") -> None:
         """`one`: None where the script cannot be run as one process, `why_alone`. `twin`: the one process, with weights a few roundings away."""
+        self._recorded = many
+        """As they were recorded, each with its part of the parameters."""
         self._unknown = any(step.line.unknown for rank in many for step in rank)
         self._counts = [len(rank) for rank in many]
         if not self._unknown:
@@ -93,7 +95,7 @@ class Judge:
             return Verdict(OPEN, why, ranks=self._world, steps=self._steps)
         unseeded = self._unseeded()
         if unseeded:  # what the ranks do among themselves can still be judged
-            return Judge(self._many, None, None, unseeded).verdict()
+            return Judge(self._recorded, None, None, unseeded).verdict()
         findings = list(self._findings())
         findings.sort(key=lambda each: (each.open, each.step, each.place))
         alarms = [each for each in findings if not each.open]

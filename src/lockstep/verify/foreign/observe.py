@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -16,7 +15,6 @@ from pathlib import Path
 import msgspec
 
 from lockstep.errors import RunFailed
-from lockstep.inside import site
 from lockstep.inside.proof_files import OVER
 from lockstep.inside.site.sitecustomize import PROOF
 from lockstep.inside.witness import SETTINGS
@@ -73,9 +71,7 @@ def observe(label: str, argv: Sequence[str], folder: Path, watched: Watched) -> 
 
 def _run(argv: Sequence[str], folder: Path) -> int:
     """Its exit code; 0 where we have ended it, because all is there."""
-    ours = str(Path(site.__file__).parent)
-    paths = [ours, *([os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else [])]
-    environment = {**guard.environment(), PROOF: str(folder), "PYTHONPATH": os.pathsep.join(paths)}
+    environment = guard.hooked(PROOF, folder)
     words = [sys.executable, "-P", undo.__file__, str(folder), *argv]
     with (folder / OUTPUT).open("wb") as output, signals_as_interrupt():
         process = subprocess.Popen(

@@ -27,18 +27,24 @@ MODULES = {
 
 def ranks_of(argv: Sequence[str], stated: int | None) -> int:
     """How many ranks the command starts: as its launcher is told, or as the user has told us for `{ranks}`."""
-    places = _places(argv)
+    found = _place(argv)
     if any(RANKS in word for word in argv):
         return stated or 2
     if stated is not None:
         raise InputError("--ranks: says what {ranks} stands for, and the command has no {ranks}")
-    if not places:
+    if found is None:
         raise InputError(
             "verify: it is not known how many ranks the command starts: write {ranks} where it says so, for example: "
             "lockstep verify --ranks 2 -- python train.py --devices {ranks}"
         )
-    word = argv[places[0][0]][places[0][1] :]
-    if not word.isdigit() or int(word) < 2:
+    place, start = found
+    word = argv[place][start:]
+    if not word.isdigit():
+        option = argv[place][: start - 1] if start else argv[place - 1]
+        raise InputError(
+            f"verify: {option} {word}: how many ranks that is, the launcher finds out itself: write the number"
+        )
+    if int(word) < 2:
         raise InputError(f"verify: the command starts '{word}' ranks: there is nothing to compare; choose 2 or more")
     return int(word)
 
@@ -51,10 +57,10 @@ def command(argv: Sequence[str], ranks: int, of: int, batch: int | None) -> list
         raise InputError("verify: {batch}: --batch N says how large the global batch is")
     if batch is not None and batch % of:
         raise InputError(f"--batch {batch}: does not divide by the {of} ranks")
-    words = list(argv)
-    if not any(RANKS in word for word in argv):
-        for place, start in _places(argv):
-            words[place] = f"{words[place][:start]}{ranks}"
+    words, found = list(argv), _place(argv)
+    if found is not None and not any(RANKS in word for word in argv):
+        place, start = found
+        words[place] = f"{words[place][:start]}{ranks}"
     launcher = _launcher(argv)
     left_out = OPTIONS[launcher[0]][1] if launcher and ranks == 1 else ()
     end = _script(argv)
@@ -68,7 +74,7 @@ def _launcher(argv: Sequence[str]) -> tuple[str, int] | None:
     for at, word in enumerate(argv[: _script(argv)]):
         name = PROGRAMS.get(Path(word).name) if at == 0 or argv[at - 1] != "-m" else MODULES.get(word)
         if name:
-            return name, at + 1
+            return name, at + 1 + (argv[at + 1 : at + 2] == ["launch"])
     return None
 
 
@@ -82,15 +88,18 @@ def _script(argv: Sequence[str]) -> int:
     return next(starts, len(argv))
 
 
-def _places(argv: Sequence[str]) -> list[tuple[int, int]]:
-    """Where the number of ranks stands: the word, and the character in it."""
+def _place(argv: Sequence[str]) -> tuple[int, int] | None:
+    """Where the number of ranks stands: the word, and the character in it. The first such option is the launcher's: a program that is no
+    script in Python may have one of the same name."""
     launcher = _launcher(argv)
     if launcher is None:
-        return []
-    options, found = OPTIONS[launcher[0]][0], []
+        return None
+    options = OPTIONS[launcher[0]][0]
     for at in range(launcher[1], _script(argv)):
+        if at == launcher[1] and not argv[at].startswith("-"):
+            return None  # the program: what follows is its own
         if argv[at] in options and at + 1 < len(argv):
-            found.append((at + 1, 0))
-        elif (match := re.match(r"(--?[\w-]+)=", argv[at])) and match[1] in options:
-            found.append((at, match.end()))
-    return found
+            return at + 1, 0
+        if (match := re.match(r"(--?[\w-]+)=", argv[at])) and match[1] in options:
+            return at, match.end()
+    return None
