@@ -16,12 +16,25 @@ import pytest
 
 from lockstep.cli.commands import COMMANDS as LOCKSTEP
 from lockstep.cli.commands import call
+from lockstep.recipe import Optimizer, Recipe
 from lockstep.turns.folder import RaceFolder
 from support import Cli
 from test_race_report import made_up, raced
 from test_report import ALONE, BOTH, RECIPE, Folders, study_folder
 
 IDS = ("20260101-120000-mnist-convnet-single-1r-a1b2", "20260101-120100-mnist-convnet-spawn-2r-c3d4")
+# As those of a study with long names of cells: 70 characters.
+LONG = "20260101-120200-batch-size-of-many-words-batch-per-rank-128-7f0a71e8f7"
+OTHER = Recipe(
+    data="mnist",
+    global_batch=96,
+    epochs=3,
+    seed=7,
+    train_limit=6400,
+    fused=False,
+    precision="bf16",
+    optimizer=Optimizer(name="sgd", lr=0.1, momentum=0.9, weight_decay=5e-4),
+)
 STUDY = {
     "optimizer.name=sgd, global_batch=1024": (RECIPE, ALONE),
     "optimizer.name=sgd, global_batch=1024, ranks=2": (RECIPE, BOTH),
@@ -44,6 +57,11 @@ COMMANDS = (
     f"compare {IDS[0]} {IDS[1]}",
     "study show mine --no-plot",
     "study list",
+    "runs --each",
+    "runs state=done",
+    f"show {LONG} --no-plot",
+    f"explain {LONG}",
+    f"compare {IDS[0]} {LONG}",
     "recipes",
     f"explain {IDS[1]}",
     "data list",
@@ -82,6 +100,7 @@ def cli(tmp_path_factory: pytest.TempPathFactory) -> Cli:
     folders = Folders(made.runs)
     folders.run(IDS[0], placement=ALONE)
     folders.run(IDS[1], placement=BOTH, seconds=6.25)
+    folders.run(LONG, OTHER, BOTH)
     study_folder(folders, STUDY, 3)
     race = RaceFolder.create(made.runs, "a-race")
     windows = made_up(RACE)
@@ -155,4 +174,19 @@ def test_tables_fit_the_window_and_break_no_word(cli: Cli, unfolded: dict[str, s
             continue
         assert "─" in text, f"{name}: a table"
         assert any(line.startswith("next: ") for line in lines[-4:]), f"{name} ends with what to type next"
-    assert all(each in unfolded["runs"] for each in IDS)
+    assert all(each in unfolded["runs"] for each in (*IDS, LONG))
+
+
+def test_figures_stand_below_ids_that_fill_the_window(cli: Cli) -> None:
+    lines = in_a_terminal(cli, 80)["runs --each"].splitlines()
+    below = lines[lines.index(LONG) + 1]
+    assert below.startswith("done, ranks 2, batch 96, test acc 90.00 %, training 10.0 s,")
+
+
+def test_runs_that_differ_in_much_are_called_by_their_ids(cli: Cli) -> None:
+    said = in_a_terminal(cli, 80)[f"compare {IDS[0]} {LONG}"]
+    assert LONG in said
+    assert "optimizer.momentum=" not in said
+    facts = " ".join(said.split())
+    assert "what differs data embedded / mnist" in facts
+    assert "training time" in said, "a figure stands beside the names"

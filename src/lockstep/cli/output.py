@@ -43,9 +43,10 @@ def next_step(text: str) -> None:
         head = " " * len(head)
 
 
-def place(runs: Path | None) -> str:
-    """Words for a command that is printed: where the runs are, if the user has said so."""
-    return f" --runs {shlex.quote(str(runs))}" if runs else ""
+def place(runs: Path | None, data_root: str | None = None) -> str:
+    """Words for a command that is printed: where the runs and the data are, if the user has said so."""
+    found = f" --runs {shlex.quote(str(runs))}" if runs else ""
+    return f"{found} --data-root {shlex.quote(data_root)}" if data_root else found
 
 
 def check_output(output: Path, folder: bool) -> None:

@@ -13,7 +13,7 @@ import click
 
 from lockstep import index
 from lockstep.cli.options import complete_runs, json_option, runs_option
-from lockstep.cli.output import next_step, note, place, print_json, print_table
+from lockstep.cli.output import console, next_step, note, place, print_json, print_table
 from lockstep.errors import InputError
 from lockstep.index import Row
 from lockstep.run import Run, check_tag, delete, runs_root, size_of, sweep, why_kept, write_tags, writing
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 FIGURES = ("train_seconds", "images_per_second")
 NEWEST = 20
+# Ids that take more of the window's width than this have their figures below them.
+LONG_IDS = 0.6
 
 EPILOG = """\b
 Examples:
@@ -110,24 +112,37 @@ def _print(found: list[Row], each: bool, everything: bool) -> None:
     other = any(row["test_accuracy"] is None and row["test_loss"] is not None for row in rows)
     figures = ("test_accuracy", *(["test_loss"] if other else []), *FIGURES)
     extra = [key for key in ("tags", "study") if any(row[key] for row in rows) and (each or key == "tags")]
-    print_table(
-        ["id", "state", "ranks", "batch", "epochs", *(RECORDED[name].heading for name in figures), "age", *extra],
+    headers = ["id", "state", "ranks", "batch", "epochs", *(RECORDED[name].heading for name in figures), "age", *extra]
+    table = [
         [
-            [
-                line[0]["id"] if _alone(line, each) else f"study {line[0]['study']}: {counted(len(line), 'run')}",
-                _states(line),
-                *(_range(line, name) for name in ("ranks", "global_batch", "epochs")),
-                *(RECORDED[name].text(line[0][name]) if _alone(line, each) else "" for name in figures),
-                clock(max(0.0, time.time() - line[-1]["created"])),
-                *(_names(line, key) for key in extra),
-            ]
-            for line in shown
-        ],
-        right=tuple(range(2, 6 + len(figures))),
-        spare=(*range(6 + len(figures), 6 + len(figures) + len(extra)), 4, 3, 2),
-    )
+            line[0]["id"] if _alone(line, each) else f"study {line[0]['study']}: {counted(len(line), 'run')}",
+            _states(line),
+            *(_range(line, name) for name in ("ranks", "global_batch", "epochs")),
+            *(RECORDED[name].text(line[0][name]) if _alone(line, each) else "" for name in figures),
+            clock(max(0.0, time.time() - line[-1]["created"])),
+            *(_names(line, key) for key in extra),
+        ]
+        for line in shown
+    ]
+    out = console()
+    if max(len(row[0]) for row in table) > LONG_IDS * out.width:
+        print_table(["id"], [[([row[0], _below(headers, row)], "")] for row in table], out=out)
+    else:
+        numbers = 6 + len(figures)
+        spare = (*range(numbers, numbers + len(extra)), 4, 3, 2)
+        print_table(headers, table, right=tuple(range(2, numbers)), spare=spare, out=out)
     if len(shown) < len(lines):
         note(f"the newest {len(shown)} of {len(lines)}; --all lists every one")
+
+
+def _below(headers: list[str], row: list[str]) -> str:
+    """The figures of a run as text, for a window that has no room for them beside its id, which has the name of its study."""
+    told = [
+        f"{text} {head}" if "/" in head else f"{head} {text}"
+        for head, text in zip(headers[2:], row[2:], strict=True)
+        if text not in ("", "–") and head != "study"
+    ]
+    return ", ".join([row[1], *told])
 
 
 def _next(found: list[Row], each: bool, where: str) -> None:
@@ -139,7 +154,8 @@ def _next(found: list[Row], each: bool, where: str) -> None:
             f"lockstep study show {study}{where} (compares its runs)",
             f"lockstep runs {study}{where} (lists them)",
         ]
-    next_step("; ".join(told[1:] if study == found[-1]["study"] else told))
+    newest_is_its = study and study == found[-1]["study"]
+    next_step("; ".join(told[1:] if newest_is_its else told))
 
 
 def _grouped(found: list[Row]) -> list[list[Row]]:

@@ -97,8 +97,10 @@ def step_phases(ranks: Sequence[Rows]) -> dict[str, Any] | None:
     }
 
 
-def phases_line(phases: dict[str, Any]) -> str:
-    """The time of a step and the share of each phase."""
-    mean = phases["mean_ns"]
-    shares = ", ".join(f"{name} {mean[name] / mean['total']:.0%}" for name in TIMED)
+def phases_line(phases: dict[str, Any], ranks: Sequence[Parts] = ()) -> str:
+    """The time of a step and the share of each phase. `ranks`: `split`, which tells waiting from exchange."""
+    mean = {name: phases["mean_ns"][name] for name in (*TIMED, "total")}
+    if len(ranks) > 1:
+        mean = {name: sum(part[name] for part in ranks) for name in (*NAMES, "total")}
+    shares = ", ".join(f"{name} {mean[name] / mean['total']:.0%}" for name in NAMES if name in mean)
     return f"{phases['step_ns']['median'] / 1e6:.2f} ms (median): {shares}"

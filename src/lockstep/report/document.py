@@ -26,6 +26,7 @@ from lockstep.report import (
     steps,
     timeline,
 )
+from lockstep.report.alone import ANSWER
 from lockstep.report.subject import Subject
 from lockstep.report.views import AnyChart, Part, Report, Said, Table
 from lockstep.run import DAMAGED
@@ -76,7 +77,7 @@ def part(subject: Subject, rooms: Sequence[Any] = ROOMS, details: bool = True) -
 def _headlines(subject: Subject) -> list[Said]:
     """The answers, and below the last sentence what to type next."""
     found = answers.answers(subject)
-    last = max((place for place, said in enumerate(found) if said.question == answers.ANSWER), default=None)
+    last = max((place for place, said in enumerate(found) if said.question == ANSWER), default=None)
     if last is not None:
         found[last] = msgspec.structs.replace(found[last], next=answers.next_step(subject))
     return found
@@ -115,6 +116,7 @@ def cell_facts(subject: Subject) -> list[tuple[str, str]]:
         ("model and data", f"{spec.recipe.model} on {spec.recipe.data}" if spec else "–"),
         ("accuracy that all reached", text(document["target_accuracy"], "percent")),
         ("machine", f"{stability['verdict']}{spread}"),
+        ("what differs", setup.differences(subject) or "–"),
     ]
     return [(label, value) for label, value in found if value != "–"]
 

@@ -48,7 +48,7 @@ def facts(run: RunView) -> Facts:
         ("steps", f"{by_epoch}{plan.total_steps:,} in all"),
         *((recorded(key).label, recorded(key).text(summary.get(key))) for key in learned),
         *((metric_of(name).label, metric_of(name).text(metric_of(name).of(run, None))) for name in figures),
-        ("a step takes", phases_line(phases) if phases else ""),
+        ("a step takes", phases_line(phases, run.split()) if phases else ""),
         ("other is", _named(run, phases) if phases else ""),
         ("logged", _logged(run)),
         (
@@ -67,11 +67,10 @@ def attached_lines(run: RunView, summary: dict[str, Any], phases: dict[str, Any]
     steps, ranks = int(summary.get("steps") or 0), run.ranks
     largest = max(TIMED, key=lambda name: float(mean[name]))
     on = f" on {ranks} ranks" if ranks > 1 else ""
-    found = [
-        f"lockstep: {units.counted(steps, 'step')}{on}, {units.duration(step)} a step; "
-        f"most of it is {largest} ({units.percent(mean[largest] / mean['total'])})"
-    ]
-    found += [starved_line(run)] if starved_line(run) else []
+    most = f"; most of it is {largest} ({units.percent(mean[largest] / mean['total'])})"
+    starved = starved_line(run)  # no phase is blamed then
+    found = [f"lockstep: {units.counted(steps, 'step')}{on}, {units.duration(step)} a step{'' if starved else most}"]
+    found += [starved] if starved else []
     found += [
         f"  {name:<10}{units.duration(mean[name] / 1e9):>10}  {mean[name] / mean['total']:>6.1%}" for name in TIMED
     ]
@@ -160,7 +159,7 @@ def starved_line(run: RunView) -> str:
     had = run.cores_had
     if had is None or not starving.starved(had):
         return ""
-    return f"{starving.sentence(had)}, so its times say little: {starving.ADVICE}"
+    return f"{starving.sentence(had)}; its times are {starving.DOUBT}; {starving.ADVICE}"
 
 
 def model_lines(run: RunView) -> list[str]:

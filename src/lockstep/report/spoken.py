@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from lockstep.placement import Placement
 from lockstep.units import counted
 
 # How a key is said, in the order of speech: the word that joins it to what stands before it, and what it is. {} stands for the value.
@@ -78,6 +79,15 @@ def _name(name: str, other: str) -> Name:
     for joined, said in phrases[1:]:
         text += f" {joined} {said}" if joined else f", {said}"
     return Name(text, _several(text))
+
+
+def placed(placement: Placement) -> str:
+    """A placement in a sentence: 2 ranks over gloo. One rank exchanges nothing, whatever it could do it with."""
+    threads = placement.threads or 1
+    text = counted(placement.ranks, "rank")
+    text += f" of {counted(threads, 'thread')}" if threads > 1 else ""
+    text += f" on {counted(placement.hosts, 'host')}" if placement.hosts > 1 else ""
+    return text + (f" over {placement.backend}" if placement.ranks > 1 else "")
 
 
 def _pieces(name: str) -> list[str]:
