@@ -14,6 +14,7 @@ from lockstep.explain import speedup
 from lockstep.machine import starving
 from lockstep.measure import phases
 from lockstep.placement import Placement
+from lockstep.recipes import REPORTS
 from lockstep.report import findings, steps
 from lockstep.report.answers import Difference, Way, answers, next_step, sentence
 from lockstep.report.document import report
@@ -30,7 +31,7 @@ from lockstep.study.compare import runs_document
 from lockstep.study.reasons import Side
 from lockstep.ways import BESIDE, FILE
 from lockstep.ways import Way as Contender
-from test_report import ALONE, BOTH, RECIPE, Folders
+from test_report import ALONE, BOTH, RECIPE, Folders, study_folder
 from test_study_turns import Made
 
 
@@ -249,6 +250,30 @@ def test_fewer_cores_that_are_faster_name_what_the_others_lose() -> None:
     more = Side(2, {"forward": 1.2e-5, "backward": 6e-6, "exchange": 3e-5, "total": 4.8e-5})
     said = reasons.of_difference(Side(1, PARTS), more, True, True, 4, False)
     assert said == reasons.of_difference(more, Side(1, PARTS), False, True, 4, False)
+
+
+def test_accuracies_on_different_data_are_not_compared(tmp_path: Path) -> None:
+    folders, other = Folders(tmp_path), msgspec.structs.replace(RECIPE, data="mnist")
+    runs = [folders.run("a", placement=ALONE, accuracy=0.9), folders.run("b", other, ALONE, 8, accuracy=0.2)]
+    (said,) = answers(of_runs(runs))
+    assert said.verdict.startswith("mnist: not settled; in one run of each it trained 1.2 times as fast as embedded")
+    assert "accuracy" not in said.verdict
+
+
+def test_the_table_explains_what_stands_in_it(study: Made, tmp_path: Path) -> None:
+    raced = report([of_study(study.folder)]).parts[0].table
+    assert raced is not None
+    assert "Time and memory are from turns" in raced.says
+    assert "more" not in raced.says, "all is settled"
+    alone = report([of_runs([Folders(tmp_path / "one").run("a")], compared=True)]).parts[0].table
+    assert alone is not None
+    assert alone.says == "Median of each cell with its 95 % interval."
+
+
+def test_letters_of_reports_are_explained_where_they_first_stand(tmp_path: Path) -> None:
+    part = report([of_study(study_folder(Folders(tmp_path), {"a": (RECIPE, ALONE), "b": (RECIPE, BOTH)}, 2))]).parts[0]
+    assert part.about == f"what it is about. {REPORTS}."
+    assert REPORTS not in part.notes
 
 
 def test_efficiency_only_where_cores_differ(tmp_path: Path) -> None:

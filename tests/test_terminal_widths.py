@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import re
 import shlex
+import shutil
 import struct
 import subprocess
 import sys
 import termios
+from pathlib import Path
 
 import pytest
 
@@ -175,6 +178,28 @@ def test_tables_fit_the_window_and_break_no_word(cli: Cli, unfolded: dict[str, s
         assert "─" in text, f"{name}: a table"
         assert any(line.startswith("next: ") for line in lines[-4:]), f"{name} ends with what to type next"
     assert all(each in unfolded["runs"] for each in (*IDS, LONG))
+
+
+def test_beside_other_names_last_is_a_run(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_RUNS", str(cli.runs))
+    for words, cells in ((["last", "last~1"], 2), (["last"], len(STUDY))):
+        assert call(["compare", *words, "--json"]) == 0
+        assert len(json.loads(capsys.readouterr().out)["cells"]) == cells
+
+
+def test_a_study_is_listed_once(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    shutil.copytree(cli.runs / "studies" / "mine", tmp_path / "studies" / "batch-size")
+    monkeypatch.setenv("LOCKSTEP_RUNS", str(tmp_path))
+    assert call(["study", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (place,) = [place for place, line in enumerate(lines) if line.startswith("batch-size ")]
+    assert "B, C" in lines[place]
+    assert lines[place + 1].startswith("0/6 done"), "how far it has come here"
+    assert not any("C, C" in line or "B, B" in line for line in lines)
 
 
 def test_figures_stand_below_ids_that_fill_the_window(cli: Cli) -> None:

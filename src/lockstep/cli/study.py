@@ -211,7 +211,7 @@ def list_(runs: Path | None, as_json: bool) -> None:
 
     for name in builtin.names():
         study = builtin.find(name)[0]
-        sources = ", ".join(published.source.partition(":")[0] for published in study.published)
+        sources = ", ".join(dict.fromkeys(published.source.partition(":")[0] for published in study.published))
         cells = len(study.all_cells())
         add(name, "built-in", cells, counted(study.repeats, "seed"), study.about, sources)
     for folder in list_studies(runs):
@@ -227,21 +227,25 @@ def list_(runs: Path | None, as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    print_table(
-        ["study", "kind", "cells", "runs", "from", "about"],
-        [["–" if value is None else str(value) for value in _first(row).values()] for row in rows],
-        right=(2,),
-        spare=(1, 3, 2, 4),
-    )
+    print_table(["study", "cells", "runs", "from", "about"], _lines(rows), right=(1,), spare=(1, 3, 2))
     note(f"{REPORTS}.")
     begun = [row["study"] for row in rows if row["kind"] == "begun"]
     shown = f"; lockstep study show {begun[-1]}{place(runs)} (what it found)" if begun else ""
     next_step(f"lockstep study run batch-size --quick{place(runs)} (a few minutes){shown}")
 
 
-def _first(row: dict[str, Any]) -> dict[str, Any]:
-    """Of what a study is about, its first sentence: 'study show' has the rest."""
-    return {**row, "about": row["about"].partition(". ")[0].rstrip(".")}
+def _lines(rows: list[dict[str, Any]]) -> list[list[str | tuple[list[str], str]]]:
+    """One for each study, of what it is about the first sentence ('study show' has the rest); below its name how far it has come here."""
+    begun = {row["study"]: row["runs"] for row in rows if row["kind"] == "begun"}
+    found = {row["study"]: row for row in reversed(rows)}  # what is built in says more of it
+    lines: list[list[str | tuple[list[str], str]]] = []
+    for name in dict.fromkeys(row["study"] for row in rows):
+        row = found[name]
+        runs = "" if row["kind"] == "begun" else row["runs"]
+        cells = "–" if row["cells"] is None else str(row["cells"])
+        head = [name, begun[name]] if name in begun else [name]
+        lines.append([(head, ""), cells, runs, row["from"], row["about"].partition(". ")[0].rstrip(".")])
+    return lines
 
 
 @command.command("show", epilog="\b\nExamples:\n  lockstep study show batch-size\n  lockstep study show last --json")

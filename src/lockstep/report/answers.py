@@ -257,6 +257,9 @@ def _cells(subject: Subject, document: Document) -> list[Said]:
         }
         for cell in document["cells"]
     }
+    for name, figures in found.items():
+        if groups[name].spec.recipe.data != base.spec.recipe.data:  # accuracies on other data are no more and no less
+            found[name] = {m: each for m, each in figures.items() if not metric_of(m).learned}
     found = {name: figures for name, figures in found.items() if figures}
     metrics = document["metrics"]
     learned = [metric for metric in metrics if metric_of(metric).learned]

@@ -58,7 +58,7 @@ def part(subject: Subject, rooms: Sequence[Any] = ROOMS, details: bool = True) -
     return Part(
         name=subject.name,
         kind=subject.kind,
-        about=subject.comparison.get("about", ""),
+        about=_about(subject.comparison),
         facts=run.facts(alone) if alone else cell_facts(subject),
         headlines=_headlines(subject),
         findings=findings.findings(subject) if details else [],
@@ -72,6 +72,12 @@ def part(subject: Subject, rooms: Sequence[Any] = ROOMS, details: bool = True) -
         environment=setup.environment(subject) if details else None,
         commands=setup.commands(subject) if details else [],
     )
+
+
+def _about(document: dict[str, Any]) -> str:
+    """What a study is about, and who the letters are that it speaks of."""
+    about = str(document.get("about", ""))
+    return f"{about.rstrip('.')}. {REPORTS}." if document.get("published") else about
 
 
 def _headlines(subject: Subject) -> list[Said]:
@@ -160,6 +166,4 @@ def _notes(subject: Subject) -> list[str]:
             f"beside training a run took {overhead['overhead_s']:.1f} s: {overhead['prepare_s']:.1f} s to check, {overhead['start_s']:.1f} s until "
             f"the first step, {overhead['finish_s']:.1f} s to end, {overhead['between_s']:.1f} s between runs (medians of {counted(int(overhead['runs']), 'run')})"
         )
-    if document.get("published"):
-        found.append(REPORTS)
     return found
