@@ -100,6 +100,7 @@ def test_figures_as_people_say_them(
         ("fused=true", "fused=false", "fused kernels", "PyTorch's own kernels"),
         ("images=64 $ python a.py --amp", "$ python a.py", "'python a.py --amp'", "'python a.py'"),
         ("regularize.dropout=0.5", "base", "regularize.dropout=0.5", "base"),
+        ("backend=gloo, ranks=1, threads=2", "backend=shm, ranks=2, threads=1", "1 rank, 2 threads", "2 ranks, 1 thread over shm"),
         ("ranks=1 (2)", "ranks=1", "'ranks=1 (2)'", "ranks=1"),
     ],
 )  # fmt: skip

@@ -73,6 +73,8 @@ COMMANDS = (
 )
 # What has no table.
 PLAN = "run data=embedded fused=false threads=1 ranks=2 micro_batch=16 optimizer.momentum=0.9 --dry-run --name planned"
+# An error is folded as any other text.
+WRONG = "show a-run-that-is-not-there --runs a/folder/that/is/not/there/either/and/has/a/long/name"
 COPIED = r"^ *(next: )?lockstep |^\S+$"
 # Of an example, what is said of it stands below where it does not fit beside it.
 COPIED_FROM_HELP = r"^ *lockstep \S+( \S+)*$"
@@ -118,7 +120,7 @@ def in_a_terminal(cli: Cli, width: int) -> dict[str, str]:
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
     given = {key: value for key, value in cli.environment.items() if key not in ("COLUMNS", "LINES")}
-    commands = (*COMMANDS, PLAN, *(f"{command} --help" for command in HELPED))
+    commands = (*COMMANDS, PLAN, WRONG, *(f"{command} --help" for command in HELPED))
     argv = [sys.executable, "-c", CALLS, *commands]
     program = subprocess.Popen(argv, stdin=slave, stdout=slave, stderr=slave, env=given, cwd=cli.folder)
     os.close(slave)
@@ -148,6 +150,9 @@ def words(text: str) -> set[str]:
     ("command", "next_"),
     [
         (f"export {IDS[0]} last -o runs.csv", f"lockstep report {IDS[0]} last (the same as a page)"),
+        ("report last -o out.md", "lockstep report last (the same as a page)"),
+        (f"report {IDS[0]} last --format csv -o tables", f"lockstep report {IDS[0]} last (the same as a page)"),
+        (f"runs {IDS[0]} --untag nothing", "lockstep runs (lists what is there)"),
         ("export last --format tensorboard -o board", "tensorboard --logdir board"),
         ("export last --format tensorboard -o 'a board; mine'", "tensorboard --logdir 'a board; mine'"),
         (f"follow {IDS[1]}", f"lockstep report {IDS[1]} (curves and timeline as a page)"),
@@ -173,6 +178,7 @@ def test_tables_fit_the_window_and_break_no_word(cli: Cli, unfolded: dict[str, s
         wide = [line for line in lines if len(line) > width and not re.search(whole, line)]
         assert not wide, f"{name} at {width} columns"
         assert words(text) <= words(unfolded[name] + "Left out at columns"), f"{name}: a word was broken"
+        assert not (name.endswith("--help") and re.search(r"[a-z]\.\.\.$", text, re.MULTILINE)), f"{name} is cut"
         if name not in COMMANDS:
             continue
         assert "─" in text, f"{name}: a table"

@@ -87,9 +87,10 @@ def command(
                 note(f"no run in {root} fits {' '.join(words)}")
             return
     if tag is not None or untag is not None:
-        _tag(found, root, tag, untag)
+        _tag(found, root, tag, untag, place(runs))
     elif deletes:
-        _delete(found, root, yes, as_json)
+        if _delete(found, root, yes, as_json) and not as_json:
+            next_step(f"lockstep runs{place(runs)} (lists what is left)")
     elif as_json:
         print_json(found)
     elif not found:
@@ -192,7 +193,7 @@ def _names(line: list[Row], key: str) -> str:
 # ---------------------------------------------------------------- tags
 
 
-def _tag(found: list[Row], root: Path, tag: str | None, untag: str | None) -> None:
+def _tag(found: list[Row], root: Path, tag: str | None, untag: str | None, where: str) -> None:
     if tag is not None:
         from lockstep.study.folder import list_studies
 
@@ -204,14 +205,18 @@ def _tag(found: list[Row], root: Path, tag: str | None, untag: str | None) -> No
         with writing(run.folder):
             write_tags(run.folder, [*run.tags, tag] if tag else [name for name in run.tags if name != untag])
     what = counted(len(found), "run")
-    one = "show" if len(found) == 1 else "runs"
-    note(f"{what} tagged {tag}: lockstep {one} {tag}" if tag else f"{what} without the tag {untag}")
+    note(f"{what} tagged {tag}" if tag else f"{what} without the tag {untag}")
+    if tag:
+        next_step(f"lockstep {'show' if len(found) == 1 else 'runs'} {tag}{where}")
+    else:
+        next_step(f"lockstep runs{where} (lists what is there)")
 
 
 # ---------------------------------------------------------------- deleting
 
 
-def _delete(found: list[Row], root: Path, yes: bool, as_json: bool) -> None:
+def _delete(found: list[Row], root: Path, yes: bool, as_json: bool) -> bool:
+    """Whether any were."""
     if not yes and (as_json or not sys.stdin.isatty()):
         raise InputError("--delete asks, and nobody can answer here: add --yes")
     going: list[Run] = []
@@ -234,7 +239,7 @@ def _delete(found: list[Row], root: Path, yes: bool, as_json: bool) -> None:
     what = f"{counted(len(going), 'run')}, {text(sum(size_of(run.folder) for run in going), 'bytes')}"
     if not yes and not click.confirm(f"Delete {what}, for good?", err=True):
         note("nothing is deleted")
-        return
+        return False
     with ExitStack() as stack:
         for study, _ in concerned:  # one that is being run may be about to read them
             stack.enter_context(study.held())
@@ -244,6 +249,7 @@ def _delete(found: list[Row], root: Path, yes: bool, as_json: bool) -> None:
     if as_json:
         print_json({"deleted": [run.id for run in going]})
     note(f"deleted {what}")
+    return True
 
 
 def _concerned(names: set[str], root: Path) -> list[tuple[StudyFolder, int]]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lockstep.cli.options import complete_key, data_root_option, json_option, plot_option, runs_option, whole
+from lockstep.cli.options import Group, complete_key, data_root_option, json_option, plot_option, runs_option, whole
 from lockstep.cli.output import console, next_step, note, place, print_json, print_records, print_table
 from lockstep.cli.packing import pack, unpack
 from lockstep.cli.plan import without_dry_run
@@ -38,7 +38,7 @@ docs/studies.md says how to write one.
 """
 
 
-@click.group("study", epilog=EPILOG)
+@click.group("study", cls=Group, epilog=EPILOG)
 def command() -> None:
     """Vary factors over a recipe and a placement: times from turns, accuracies from trainings, and what differs."""
 
@@ -51,7 +51,11 @@ def command() -> None:
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete_key)
 @click.option("--quick", is_flag=True, help="The study's own small version: minutes on two cores.")
 @click.option("--repeats", type=whole(1, 10_000), help="Seeds of every recipe; more of them go on where the study was.")
-@click.option("--dry-run", is_flag=True, help="Show the plan and how long it takes, and start nothing.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Show the plan and how long it takes, and train nothing. Data that is not here is fetched: the plan needs its size.",
+)
 @click.option("--retry-failed", "again", is_flag=True, help="Run again what failed.")
 @runs_option
 @data_root_option
@@ -174,7 +178,6 @@ def _dry(study: Study, folder: StudyFolder, options: Any, as_json: bool) -> dict
 
 
 def _print_plan(planned: Planned, document: dict[str, Any]) -> None:
-
     rows = [
         {
             "cell": cell["cell"],

@@ -70,6 +70,8 @@ def _name(name: str, other: str) -> Name:
         return Name(f"'{name.partition('$ ')[2]}'")
     pieces = [piece for piece in _pieces(name) if piece not in _pieces(other) or "=" not in piece]
     keys = {key: value for key, equals, value in (piece.partition("=") for piece in pieces) if equals}
+    if keys.get("ranks") == "1":  # one rank exchanges nothing
+        keys.pop("backend", None)
     if not keys:
         return _plain(name)
     phrases = [("", piece) for piece in pieces if "=" not in piece]
