@@ -261,6 +261,15 @@ def test_accuracies_on_different_data_are_not_compared(tmp_path: Path) -> None:
     assert "accuracy" not in said.verdict
 
 
+def test_a_run_that_cannot_be_read_is_no_cell_of_the_answer(tmp_path: Path) -> None:
+    folders = Folders(tmp_path)
+    runs = [folders.run("a", placement=ALONE), folders.run("b", placement=BOTH), folders.run("c")]
+    (runs[2].folder / "run.json").write_text("{")
+    told = [said.verdict for said in answers(of_runs(runs))]
+    assert [text.startswith("2 ranks with strategy ddp") for text in told] == [True, False]
+    assert told[1] == "c failed"
+
+
 def test_the_table_explains_what_stands_in_it(study: Made, tmp_path: Path) -> None:
     raced = report([of_study(study.folder)]).parts[0].table
     assert raced is not None

@@ -257,10 +257,10 @@ def _cells(subject: Subject, document: Document) -> list[Said]:
         }
         for cell in document["cells"]
     }
+    found = {name: figures for name, figures in found.items() if figures}
     for name, figures in found.items():
         if groups[name].spec.recipe.data != base.spec.recipe.data:  # accuracies on other data are no more and no less
             found[name] = {m: each for m, each in figures.items() if not metric_of(m).learned}
-    found = {name: figures for name, figures in found.items() if figures}
     metrics = document["metrics"]
     learned = [metric for metric in metrics if metric_of(metric).learned]
     # What is deployed is what counts, where that was tested too.
