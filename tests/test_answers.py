@@ -13,6 +13,7 @@ from rich.console import Console
 from lockstep.explain import speedup
 from lockstep.machine import starving
 from lockstep.measure import phases
+from lockstep.measure.view import view
 from lockstep.placement import Placement
 from lockstep.recipes import REPORTS
 from lockstep.report import findings, steps
@@ -21,6 +22,7 @@ from lockstep.report.document import report
 from lockstep.report.html import page
 from lockstep.report.inline import plain
 from lockstep.report.markdown import markdown
+from lockstep.report.run import attached_lines
 from lockstep.report.spoken import names
 from lockstep.report.subject import of_runs, of_study
 from lockstep.report.terminal import draw
@@ -224,6 +226,21 @@ def test_what_a_run_alone_says(tmp_path: Path, placement: Placement, summary: di
         assert answer.why == ""
 
 
+@pytest.mark.parametrize(("had", "begins"), [(None, "; most of it is backward (50%)"), (0.3, "")])
+def test_an_attached_command_tells_waiting_apart_and_blames_no_phase_when_starved(
+    tmp_path: Path, had: float | None, begins: str
+) -> None:
+    run = Folders(tmp_path).run("a")
+    write_atomic(run.folder / "summary.json", {**(run.summary() or {}), "cores_had": had})
+    seen = view(run)
+    found = seen.phases()
+    assert found is not None
+    first, *lines = attached_lines(seen, seen.summary() or {}, found)
+    assert first == f"lockstep: 120 steps on 2 ranks, 2.00 ms a step{begins}"
+    parts = {line.split()[0]: line.split()[-1] for line in lines if line.startswith("  ")}
+    assert (parts["exchange"], parts["waiting"]) == ("5.0%", "5.0%")
+
+
 PARTS = {"forward": 2e-5, "backward": 1e-5, "exchange": 0.0, "total": 3e-5}
 
 
@@ -261,13 +278,12 @@ def test_accuracies_on_different_data_are_not_compared(tmp_path: Path) -> None:
     assert "accuracy" not in said.verdict
 
 
-def test_a_run_that_cannot_be_read_is_no_cell_of_the_answer(tmp_path: Path) -> None:
-    folders = Folders(tmp_path)
-    runs = [folders.run("a", placement=ALONE), folders.run("b", placement=BOTH), folders.run("c")]
-    (runs[2].folder / "run.json").write_text("{")
-    told = [said.verdict for said in answers(of_runs(runs))]
-    assert [text.startswith("2 ranks with strategy ddp") for text in told] == [True, False]
-    assert told[1] == "c failed"
+def test_a_cell_that_is_left_out_is_no_cell_of_the_answer(tmp_path: Path) -> None:
+    cells = {"small": {"global_batch": 32}, "large": {"global_batch": 96}, "five": {"global_batch": 32, "ranks": 5}}
+    study = Made(tmp_path, cells=cells, repeats=5)
+    study.race({"small": 100.0, "large": 50.0})
+    study.train({"small": [0.9, 0.91, 0.92, 0.9, 0.91], "large": [0.8, 0.81, 0.82, 0.8, 0.81]})
+    assert [said.verdict for said in answers(of_study(study.folder))][-1] == "five is left out"
 
 
 def test_the_table_explains_what_stands_in_it(study: Made, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from lockstep import units
 from lockstep.inside.layout import BESIDE
 from lockstep.machine import starving
-from lockstep.measure.phases import NAMES, TIMED, Parts, last_in, phases_line
+from lockstep.measure.phases import NAMES, Parts, last_in, phases_line, told_apart
 from lockstep.measure.view import RunView
 from lockstep.metrics import learned_keys, metric_of, recorded
 from lockstep.placement import changes_mathematics, unknown_mathematics
@@ -63,20 +63,19 @@ def facts(run: RunView) -> Facts:
 
 def attached_lines(run: RunView, summary: dict[str, Any], phases: dict[str, Any]) -> list[str]:
     """An attached command in a few lines: the answer first, then the split of a step, then what lies between the steps."""
-    mean, step = phases["mean_ns"], phases["step_ns"]["mean"] / 1e9
+    mean, step = told_apart(phases, run.split()), phases["step_ns"]["mean"] / 1e9
     steps, ranks = int(summary.get("steps") or 0), run.ranks
-    largest = max(TIMED, key=lambda name: float(mean[name]))
+    names = [name for name in NAMES if name in mean]
+    largest = max(names, key=mean.__getitem__)
     on = f" on {ranks} ranks" if ranks > 1 else ""
     most = f"; most of it is {largest} ({units.percent(mean[largest] / mean['total'])})"
     starved = starved_line(run)  # no phase is blamed then
     found = [f"lockstep: {units.counted(steps, 'step')}{on}, {units.duration(step)} a step{'' if starved else most}"]
     found += [starved] if starved else []
+    found += [f"  {name:<10}{units.duration(mean[name]):>10}  {mean[name] / mean['total']:>6.1%}" for name in names]
     found += [
-        f"  {name:<10}{units.duration(mean[name] / 1e9):>10}  {mean[name] / mean['total']:>6.1%}" for name in TIMED
-    ]
-    found += [
-        f"    {name:<10}{units.duration(seconds):>8}  {1e9 * seconds / mean['total']:>6.1%}"
-        for name, seconds in named_other(run, mean["other"] / 1e9, mean["total"] / 1e9)
+        f"    {name:<10}{units.duration(seconds):>8}  {seconds / mean['total']:>6.1%}"
+        for name, seconds in named_other(run, mean["other"], mean["total"])
     ]
     between = [f"{what} {units.duration(summary[key])}" for what, key in BETWEEN if summary.get(key)]
     found += [f"between the steps: {', '.join(between)}"] if between else []
