@@ -61,5 +61,5 @@ def _step(run: RunView) -> tuple[str, str]:
     owner = f"; {waited_for(run.after_warmup())}" if share["waiting"] > MARGIN_RATIO else ""
     return (
         f"; the largest part of a step is {largest} ({percent(share[largest])})",
-        f"a step takes {duration(mean['total'])}: {shares}{owner}",
+        f"a step takes {duration(mean['total'])} on average: {shares}{owner}",
     )

@@ -117,7 +117,7 @@ def plain(part: Part, figures: Sequence[str] = ()) -> str:
     shown = ", ".join(f"{label} {facts[label]}" for label in figures if label in facts)
     head = "; ".join(text for text in (f"{state}: {cause}" if cause else state or part.about, shown) if text)
     lines = [f"{part.name}  {head}".rstrip()]
-    for said in part.headlines:
+    for said in part.headlines if part.kind != "run" else []:  # of a run the figures say it, in one line
         lines += [said.verdict, *(f"{label}: {text}" for label, text in said.lines())]
     for about in part.findings:
         lines += [f"{about.name}:"] if len(part.findings) > 1 else []

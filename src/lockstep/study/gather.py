@@ -19,7 +19,7 @@ from lockstep.study.folder import StudyFolder
 from lockstep.study.plan import Cell, Planned
 from lockstep.study.timing import CellTime, Raced, read
 
-LONG = 60
+LONG = 120
 """The longest name of a cell that is made of the keys that differ."""
 
 
