@@ -11,22 +11,29 @@ import pytest
 from rich.console import Console
 
 from lockstep.explain import speedup
+from lockstep.machine import starving
 from lockstep.measure import phases
+from lockstep.measure.view import view
+from lockstep.placement import Placement
+from lockstep.recipes import REPORTS
 from lockstep.report import findings, steps
 from lockstep.report.answers import Difference, Way, answers, next_step, sentence
 from lockstep.report.document import report
 from lockstep.report.html import page
-from lockstep.report.inline import plain
+from lockstep.report.inline import html, plain
 from lockstep.report.markdown import markdown
+from lockstep.report.run import attached_lines
 from lockstep.report.spoken import names
 from lockstep.report.subject import of_runs, of_study
 from lockstep.report.terminal import draw
 from lockstep.report.views import About, Said
 from lockstep.run import Run, write_atomic
+from lockstep.study import reasons
 from lockstep.study.compare import runs_document
+from lockstep.study.reasons import Side
 from lockstep.ways import BESIDE, FILE
 from lockstep.ways import Way as Contender
-from test_report import ALONE, BOTH, RECIPE, Folders
+from test_report import ALONE, BOTH, RECIPE, Folders, study_folder
 from test_study_turns import Made
 
 
@@ -95,6 +102,7 @@ def test_figures_as_people_say_them(
         ("fused=true", "fused=false", "fused kernels", "PyTorch's own kernels"),
         ("images=64 $ python a.py --amp", "$ python a.py", "'python a.py --amp'", "'python a.py'"),
         ("regularize.dropout=0.5", "base", "regularize.dropout=0.5", "base"),
+        ("backend=gloo, ranks=1, threads=2", "backend=shm, ranks=2, threads=1", "1 rank, 2 threads", "2 ranks, 1 thread over shm"),
         ("ranks=1 (2)", "ranks=1", "'ranks=1 (2)'", "ranks=1"),
     ],
 )  # fmt: skip
@@ -183,7 +191,125 @@ def test_runs_made_once_settle_nothing_and_a_race_of_them_would(tmp_path: Path) 
     subject.comparison["stability"]["starved"] = "a had 40% of its cores"
     machine, doubted = answers(subject)
     assert machine.verdict == "a had 40% of its cores"
+    assert machine.why == starving.UNEQUAL
+    assert doubted.why == reasons.UNKNOWN, "no phase is blamed"
     assert doubted.verdict == f"Beside other work: {said.verdict}"
+
+
+def test_a_run_alone_opens_with_what_it_came_to(tmp_path: Path) -> None:
+    folders = Folders(tmp_path)
+    subject = of_runs([folders.run("a", placement=BOTH, seconds=6.25)])
+    (said,) = answers(subject)
+    assert said.verdict == (
+        f"{RECIPE.model} on embedded reached a test accuracy of 90.00 % in 6.25 s, with 2 ranks over gloo; "
+        "the largest part of a step is backward (50%)"
+    )
+    assert said.why.startswith(
+        "a step takes 2.00 ms on average: data 5.0%, forward 25%, backward 50%, exchange 5.0%, waiting 5.0%"
+    )
+    assert said.why.endswith("rank 1 came last in 100% of the steps")
+    told = report([subject]).parts[0]
+    assert told.headlines[-1].next == "lockstep explain a (where its time goes)"
+    assert html(told).index(said.verdict) < html(told).index("<table>"), "the answer first"
+    assert "\n" not in plain(told, ["test accuracy"]).split("1. ")[0].strip(), "a run's text is one line"
+    facts = dict(told.facts)
+    assert facts["a step takes"].endswith("exchange 5%, waiting 5%, optimizer 8%, other 2%"), "as in the table below"
+    assert answers(of_runs([folders.run("b", state="failed")])) == []
+
+
+@pytest.mark.parametrize(
+    ("placement", "summary", "said"),
+    [
+        (ALONE, {}, "reached a test accuracy of 90.00 % in 10.0 s, with 1 rank; the largest"),
+        (ALONE, {"cores_had": 0.3}, "in 10.0 s, with 1 rank"),
+        (ALONE, {"test_accuracy": None, "test_loss": None}, "took 120 steps in 10.0 s, with 1 rank"),
+    ],
+)
+def test_what_a_run_alone_says(tmp_path: Path, placement: Placement, summary: dict[str, object], said: str) -> None:
+    run = Folders(tmp_path).run("a", placement=placement)
+    write_atomic(run.folder / "summary.json", {**(run.summary() or {}), **summary})
+    (answer,) = answers(of_runs([run]))
+    assert said in answer.verdict
+    if "cores_had" in summary:
+        assert answer.verdict.startswith("Beside other work: ")
+        assert answer.verdict.endswith(said), "no phase is blamed"
+        assert answer.why == ""
+
+
+@pytest.mark.parametrize(("had", "begins"), [(None, "; most of it is backward (50%)"), (0.3, "")])
+def test_an_attached_command_tells_waiting_apart_and_blames_no_phase_when_starved(
+    tmp_path: Path, had: float | None, begins: str
+) -> None:
+    run = Folders(tmp_path).run("a")
+    write_atomic(run.folder / "summary.json", {**(run.summary() or {}), "cores_had": had})
+    seen = view(run)
+    found = seen.phases()
+    assert found is not None
+    first, *lines = attached_lines(seen, seen.summary() or {}, found)
+    assert first == f"lockstep: 120 steps on 2 ranks, 2.00 ms a step{begins}"
+    parts = {line.split()[0]: line.split()[-1] for line in lines if line.startswith("  ")}
+    assert (parts["exchange"], parts["waiting"]) == ("5.0%", "5.0%")
+
+
+PARTS = {"forward": 2e-5, "backward": 1e-5, "exchange": 0.0, "total": 3e-5}
+
+
+@pytest.mark.parametrize(
+    ("ours", "faster", "alike", "starved", "why"),
+    [
+        (Side(2, {**PARTS, "total": 1.5e-5, "exchange": 3e-6}), True, True, False, "2 cores instead of 1; 20% of a step is exchange"),
+        (
+            Side(2, {"forward": 1.2e-5, "backward": 6e-6, "exchange": 3e-5, "total": 4.8e-5}), False, True, False,
+            "with 2 cores instead of 1 a sample should take 15.0 µs and takes 48.0 µs; beyond its share of that: exchange 30.0 µs, forward 2.00 µs",
+        ),
+        (Side(2, {}), False, True, False, ""),
+        (Side(1, {**PARTS, "forward": 1e-5, "total": 2e-5}), True, False, False, "a sample takes 20.0 µs instead of 30.0 µs; the largest part of that is forward, 10.0 µs instead of 20.0 µs"),
+        # The whole training was slower, its steps are not: they are no reason.
+        (Side(1, {**PARTS, "forward": 1e-5, "total": 2e-5}), False, False, False, ""),
+        (Side(1, {**PARTS, "forward": 1e-5, "total": 2e-5}), True, False, True, reasons.UNKNOWN),
+        (Side(8, PARTS), True, True, True, "8 threads take turns on 4 cores"),
+    ],
+)  # fmt: skip
+def test_why_one_is_faster(ours: Side, faster: bool, alike: bool, starved: bool, why: str) -> None:
+    assert reasons.of_difference(ours, Side(1, PARTS), faster, alike, 4, starved) == why
+
+
+def test_fewer_cores_that_are_faster_name_what_the_others_lose() -> None:
+    more = Side(2, {"forward": 1.2e-5, "backward": 6e-6, "exchange": 3e-5, "total": 4.8e-5})
+    said = reasons.of_difference(Side(1, PARTS), more, True, True, 4, False)
+    assert said == reasons.of_difference(more, Side(1, PARTS), False, True, 4, False)
+
+
+def test_accuracies_on_different_data_are_not_compared(tmp_path: Path) -> None:
+    folders, other = Folders(tmp_path), msgspec.structs.replace(RECIPE, data="mnist")
+    runs = [folders.run("a", placement=ALONE, accuracy=0.9), folders.run("b", other, ALONE, 8, accuracy=0.2)]
+    (said,) = answers(of_runs(runs))
+    assert said.verdict.startswith("mnist: not settled; in one run of each it trained 1.2 times as fast as embedded")
+    assert "accuracy" not in said.verdict
+
+
+def test_a_cell_that_is_left_out_is_no_cell_of_the_answer(tmp_path: Path) -> None:
+    cells = {"small": {"global_batch": 32}, "large": {"global_batch": 96}, "five": {"global_batch": 32, "ranks": 5}}
+    study = Made(tmp_path, cells=cells, repeats=5)
+    study.race({"small": 100.0, "large": 50.0})
+    study.train({"small": [0.9, 0.91, 0.92, 0.9, 0.91], "large": [0.8, 0.81, 0.82, 0.8, 0.81]})
+    assert [said.verdict for said in answers(of_study(study.folder))][-1] == "five is left out"
+
+
+def test_the_table_explains_what_stands_in_it(study: Made, tmp_path: Path) -> None:
+    raced = report([of_study(study.folder)]).parts[0].table
+    assert raced is not None
+    assert "Time and memory are from turns" in raced.says
+    assert "more" not in raced.says, "all is settled"
+    alone = report([of_runs([Folders(tmp_path / "one").run("a")], compared=True)]).parts[0].table
+    assert alone is not None
+    assert alone.says == "Median of each cell with its 95 % interval."
+
+
+def test_letters_of_reports_are_explained_where_they_first_stand(tmp_path: Path) -> None:
+    part = report([of_study(study_folder(Folders(tmp_path), {"a": (RECIPE, ALONE), "b": (RECIPE, BOTH)}, 2))]).parts[0]
+    assert part.about == f"what it is about. {REPORTS}."
+    assert REPORTS not in part.notes
 
 
 def test_efficiency_only_where_cores_differ(tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ from lockstep import models
 from lockstep.data import open_data
 from lockstep.errors import InputError
 from lockstep.measure.records import read_steps
-from lockstep.recipe import Recipe
+from lockstep.recipe import EarlyStopping, Recipe
 from lockstep.run import Run
 from lockstep.training import checkpoint
-from lockstep.training.stopping import Standing
+from lockstep.training.stopping import Standing, Stopping
 from support import LATE, SHORT, Cli, train_here, wait_for
 
 # 703 samples at 48: 15 steps an epoch. Every kind of state there is: momentum, schedule, augmentation, dropout, mid-epoch.
@@ -446,3 +446,12 @@ def test_what_a_killed_writer_left_is_removed_by_the_next_checkpoint(tmp_path: P
     assert sorted(path.name for path in folder.iterdir()) == [
         "best.json", "best.pt", "step-00000003.json", "step-00000003.pt",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("patience", "said"), [(1, "1 epoch;"), (2, "2 epochs;")])
+def test_one_epoch_without_a_better_result_is_one_epoch(patience: int, said: str) -> None:
+    reason = Stopping(
+        EarlyStopping(patience=patience), Standing(0.9, 1, patience), before=EarlyStopping(patience=1)
+    ).reason()
+    assert reason is not None
+    assert f"for {said} best in epoch 1" in reason

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from lockstep import models
+from lockstep.cli import verify
 from lockstep.cli.commands import COMMANDS, call
 from lockstep.errors import InputError
 from lockstep.recipe import Recipe
@@ -462,12 +463,29 @@ def test_a_users_data_set_is_called_once_for_all_ranks(cli: Cli) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "lockstep race ranks=1 ranks=2"),
+        (
+            ("my.toml", "data=embedded", "ranks=2", "backend=shm"),
+            "lockstep race ranks=1 'ranks=2 backend=shm' --all 'my.toml data=embedded' --runs 'my runs' --data-root here",
+        ),
+    ],
+)
+def test_the_race_after_a_proof_has_the_words_of_the_proof(words: tuple[str, ...], said: str) -> None:
+    where = (Path("my runs"), "here") if words else (None, None)
+    assert verify.race_of(words, 2, *where) == said
+
+
 def test_demo_without_a_network_uses_the_embedded_set_and_says_so(cli: Cli) -> None:
     result = cli("demo", timeout=200, LOCKSTEP_OFFLINE="1", LOCKSTEP_DATA=str(cli.folder / "empty"))
     assert result.returncode == 0, result.stderr
     assert "uses the embedded set" in result.stderr
     assert "Mathematics agrees" in result.stdout
     assert "Where the time went" in result.stdout
+    assert "lockstep race ranks=1 ranks=2 --all data=embedded" in result.stderr
+    assert "lockstep verify data=embedded ranks=2" in result.stderr
     assert len(result.stdout.splitlines()) < 24, "one screen"
     states = {Run(folder).status()["state"] for folder in cli.runs.iterdir() if folder.is_dir()}
     assert states == {"done"}

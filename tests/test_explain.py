@@ -505,6 +505,9 @@ def test_the_recommendation_is_the_least_time_to_an_accuracy(folder: Folder) -> 
     assert found.next == "global_batch=128"
     (found,) = recommend.answer(Evidence(fast[0], [*slow, *fast, *poor], target=0.9))
     assert "nothing that was run here reaches 90.0% sooner" in found.verdict
+    (found,) = recommend.answer(Evidence(slow[0], [*slow, *fast, *poor]))
+    assert found.figures["target"] == pytest.approx(0.945), "what learned less is no replacement"
+    assert found.figures["best"] == "global_batch=128"
     (found,) = recommend.answer(Evidence(slow[0], [*slow[:2], *fast[:2]], target=0.9))
     assert ("not significant" in found.verdict or "too few" in found.verdict, found.next) == (
         True,

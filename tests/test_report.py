@@ -26,6 +26,7 @@ from lockstep.predict.fit import Fit, folder, save
 from lockstep.predict.here import as_asked, here
 from lockstep.predict.model import Case, predict
 from lockstep.recipe import Optimizer, Recipe, Schedule
+from lockstep.recipes import REPORTS
 from lockstep.report import along, curves, exchange, factors, pace, setup, spread, steps, timeline
 from lockstep.report.document import report
 from lockstep.report.html import page
@@ -629,7 +630,7 @@ def study_folder(
 def test_published_figures_stand_beside_the_measured_ones(folders: Folders) -> None:
     study_folder(folders, {"one": (RECIPE, ALONE), "two": (RECIPE, BOTH)}, 3)
     part = report(of_names(["mine"], folders.root)).parts[0]
-    assert (part.kind, part.about) == ("study", "what it is about")
+    assert (part.kind, part.about) == ("study", f"what it is about. {REPORTS}.")
     assert part.table is not None
     assert [row[-1].text for row in part.table.rows] == ["160.7 s", ""]
     assert part.table.columns[-1] == "published (A)"

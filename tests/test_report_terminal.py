@@ -11,7 +11,7 @@ from rich.console import Console
 
 from lockstep.report import characters
 from lockstep.report.terminal import Grid, draw_table, print_table
-from lockstep.report.views import Axis, Bar, Bars, Cell, Fall, Lines, Series, Table, Waterfall
+from lockstep.report.views import Axis, Bar, Bars, Cell, Fall, Lines, Said, Series, Table, Waterfall
 
 ID = "20260101-120000-mnist-convnet-spawn-2r-a1b2"
 FIGURE = Cell(text="10.2 s (9.98–10.4)", value=10.2, notes=["0.625× (0.601–0.648)", "not significant, 7 to 40 more"])
@@ -105,6 +105,13 @@ def test_a_logarithmic_curve_is_straight_and_skips_zero() -> None:
     steps = [before - after for before, after in pairwise(firsts)]
     assert max(steps) - min(steps) <= 2, "each row goes as far to the left as the one above it"
     assert characters.curves(curve(x=[0.0, 1.0], y=[1.0, 1.0], log=True)) is None
+
+
+def test_a_share_of_the_time_is_written_as_in_the_sentence_beside_it() -> None:
+    said = Said("outside", "6.5% of the run is evaluation", "why", "next", 0.0653)
+    assert (said.share(), said.lines()) == ("6.5% of the time", [("why", "why"), ("next", "next")])
+    assert Said("outside", "nothing", cost=0.001).share() == ""
+    assert Said("outside", "nothing").lines() == []
 
 
 def test_bars_of_characters_are_as_long_as_their_values() -> None:

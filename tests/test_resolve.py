@@ -89,6 +89,12 @@ def test_the_same_words_are_the_same_placement_everywhere(
     assert here(recipe, msgspec.structs.replace(placement, hosts=1, emulated=False, backend="shm"))[1].backend == "shm"
 
 
+@pytest.mark.parametrize(("there", "said"), [(1, "1 core of this host"), (2, "2 cores of this host")])
+def test_one_core_is_no_cores(monkeypatch: pytest.MonkeyPatch, there: int, said: str) -> None:
+    monkeypatch.setattr(resolve, "cores", lambda: there)
+    assert resolve._threads(Placement()) == (there, f"{said}, divided by 1 rank")
+
+
 def test_a_resolved_placement_resolves_to_itself(cache: Path) -> None:
     measured(gloo=100.0, shm=10.0)
     first = resolve.resolve(Recipe(batch_per_rank=8), Placement(ranks=2))

@@ -130,7 +130,7 @@ def test_emulated_hosts_are_a_condition() -> None:
 
 
 def test_a_tag_names_a_run(runs: Path) -> None:
-    assert "lockstep show best" in said(runs, "accuracy>0.9", "--tag", "best")
+    assert f"next: lockstep show best --runs {runs}" in said(runs, "accuracy>0.9", "--tag", "best")
     assert Run.find("best", runs).id == "first"
     assert ids(runs, "tag=best") == ids(runs, "best") == ["first"]
     assert "best" in said(runs).splitlines()[2], "the list shows it"
@@ -185,6 +185,7 @@ def test_what_is_deleted_is_gone_and_what_is_under_way_stays(runs: Path) -> None
     assert "under-way stays: it is running" in text
     assert "about-to-start stays: it is planned" in text
     assert "deleted 7 runs" in text
+    assert text.splitlines()[-1] == f"next: lockstep runs --runs {runs} (lists what is left)"
     assert ids(runs) == ["under-way", "about-to-start"]
     assert not leftover.exists()
     assert "nothing is deleted" in said(runs, "under-way", "--delete", "--yes")

@@ -16,11 +16,11 @@ import pytest
 from lockstep.cli.commands import call
 from lockstep.explain import explain
 from lockstep.explain.evidence import Evidence
-from lockstep.explain.starved import DOUBT
 from lockstep.launch import waiting
 from lockstep.machine import crowded, starving
 from lockstep.machine.cores import cores
 from lockstep.machine.cpu import children_seconds, seconds_of
+from lockstep.machine.starving import DOUBT
 from lockstep.placement import Placement
 from lockstep.process import LINK
 from lockstep.report.answers import answers
@@ -28,6 +28,7 @@ from lockstep.report.race import race_part
 from lockstep.report.subject import of_runs
 from lockstep.run import Run
 from lockstep.shapes import Spent
+from lockstep.study import reasons
 from lockstep.turns import Before, Budget, Command, Race
 from lockstep.turns.estimate import Window
 from lockstep.turns.folder import RaceFolder, Record, state_of
@@ -199,7 +200,17 @@ def test_no_phase_is_blamed_for_what_other_work_did() -> None:
     record, windows = starved_race()
     answer = race_part(record, windows, "a-race").headlines[-1]
     assert answer.verdict.startswith("Beside other work: 2 ranks take 1.60 times as long")
-    assert answer.why == "not known: other work had the cores, which slows contenders unequally"
+    assert answer.why == reasons.UNKNOWN
+
+
+def test_foreign_programs_on_a_busy_machine_are_said_to_be_that() -> None:
+    """Of what they had of their cores nothing is known, but what others took of the machine is."""
+    record, windows = starved_race()
+    alone = [msgspec.structs.replace(each, spent=None, foreign=0.4) for each in windows]
+    machine, answer = race_part(record, alone, "a-race").headlines
+    assert machine.verdict == "other work took 40% of the machine"
+    assert answer.verdict.startswith("Beside other work: 2 ranks take 1.60 times as long")
+    assert answer.why == reasons.UNKNOWN
 
 
 def test_the_record_of_a_race_has_the_share() -> None:

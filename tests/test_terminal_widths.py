@@ -3,25 +3,41 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import re
 import shlex
+import shutil
 import struct
 import subprocess
 import sys
 import termios
+from pathlib import Path
 
 import pytest
 
 from lockstep.cli.commands import COMMANDS as LOCKSTEP
 from lockstep.cli.commands import call
+from lockstep.recipe import Optimizer, Recipe
 from lockstep.turns.folder import RaceFolder
 from support import Cli
 from test_race_report import made_up, raced
 from test_report import ALONE, BOTH, RECIPE, Folders, study_folder
 
 IDS = ("20260101-120000-mnist-convnet-single-1r-a1b2", "20260101-120100-mnist-convnet-spawn-2r-c3d4")
+# As those of a study with long names of cells: 70 characters.
+LONG = "20260101-120200-batch-size-of-many-words-batch-per-rank-128-7f0a71e8f7"
+OTHER = Recipe(
+    data="mnist",
+    global_batch=96,
+    epochs=3,
+    seed=7,
+    train_limit=6400,
+    fused=False,
+    precision="bf16",
+    optimizer=Optimizer(name="sgd", lr=0.1, momentum=0.9, weight_decay=5e-4),
+)
 STUDY = {
     "optimizer.name=sgd, global_batch=1024": (RECIPE, ALONE),
     "optimizer.name=sgd, global_batch=1024, ranks=2": (RECIPE, BOTH),
@@ -44,6 +60,11 @@ COMMANDS = (
     f"compare {IDS[0]} {IDS[1]}",
     "study show mine --no-plot",
     "study list",
+    "runs --each",
+    "runs state=done",
+    f"show {LONG} --no-plot",
+    f"explain {LONG}",
+    f"compare {IDS[0]} {LONG}",
     "recipes",
     f"explain {IDS[1]}",
     "data list",
@@ -52,6 +73,8 @@ COMMANDS = (
 )
 # What has no table.
 PLAN = "run data=embedded fused=false threads=1 ranks=2 micro_batch=16 optimizer.momentum=0.9 --dry-run --name planned"
+# An error is folded as any other text.
+WRONG = "show a-run-that-is-not-there --runs a/folder/that/is/not/there/either/and/has/a/long/name"
 COPIED = r"^ *(next: )?lockstep |^\S+$"
 # Of an example, what is said of it stands below where it does not fit beside it.
 COPIED_FROM_HELP = r"^ *lockstep \S+( \S+)*$"
@@ -82,6 +105,7 @@ def cli(tmp_path_factory: pytest.TempPathFactory) -> Cli:
     folders = Folders(made.runs)
     folders.run(IDS[0], placement=ALONE)
     folders.run(IDS[1], placement=BOTH, seconds=6.25)
+    folders.run(LONG, OTHER, BOTH)
     study_folder(folders, STUDY, 3)
     race = RaceFolder.create(made.runs, "a-race")
     windows = made_up(RACE)
@@ -96,7 +120,7 @@ def in_a_terminal(cli: Cli, width: int) -> dict[str, str]:
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
     given = {key: value for key, value in cli.environment.items() if key not in ("COLUMNS", "LINES")}
-    commands = (*COMMANDS, PLAN, *(f"{command} --help" for command in HELPED))
+    commands = (*COMMANDS, PLAN, WRONG, *(f"{command} --help" for command in HELPED))
     argv = [sys.executable, "-c", CALLS, *commands]
     program = subprocess.Popen(argv, stdin=slave, stdout=slave, stderr=slave, env=given, cwd=cli.folder)
     os.close(slave)
@@ -126,6 +150,9 @@ def words(text: str) -> set[str]:
     ("command", "next_"),
     [
         (f"export {IDS[0]} last -o runs.csv", f"lockstep report {IDS[0]} last (the same as a page)"),
+        ("report last -o out.md", "lockstep report last (the same as a page)"),
+        (f"report {IDS[0]} last --format csv -o tables", f"lockstep report {IDS[0]} last (the same as a page)"),
+        (f"runs {IDS[0]} --untag nothing", "lockstep runs (lists what is there)"),
         ("export last --format tensorboard -o board", "tensorboard --logdir board"),
         ("export last --format tensorboard -o 'a board; mine'", "tensorboard --logdir 'a board; mine'"),
         (f"follow {IDS[1]}", f"lockstep report {IDS[1]} (curves and timeline as a page)"),
@@ -151,8 +178,46 @@ def test_tables_fit_the_window_and_break_no_word(cli: Cli, unfolded: dict[str, s
         wide = [line for line in lines if len(line) > width and not re.search(whole, line)]
         assert not wide, f"{name} at {width} columns"
         assert words(text) <= words(unfolded[name] + "Left out at columns"), f"{name}: a word was broken"
+        assert not (name.endswith("--help") and re.search(r"[a-z]\.\.\.$", text, re.MULTILINE)), f"{name} is cut"
         if name not in COMMANDS:
             continue
         assert "─" in text, f"{name}: a table"
         assert any(line.startswith("next: ") for line in lines[-4:]), f"{name} ends with what to type next"
-    assert all(each in unfolded["runs"] for each in IDS)
+    assert all(each in unfolded["runs"] for each in (*IDS, LONG))
+
+
+def test_beside_other_names_last_is_a_run(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_RUNS", str(cli.runs))
+    for words, cells in ((["last", "last~1"], 2), (["last"], len(STUDY))):
+        assert call(["compare", *words, "--json"]) == 0
+        assert len(json.loads(capsys.readouterr().out)["cells"]) == cells
+
+
+def test_a_study_is_listed_once(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    shutil.copytree(cli.runs / "studies" / "mine", tmp_path / "studies" / "batch-size")
+    monkeypatch.setenv("LOCKSTEP_RUNS", str(tmp_path))
+    assert call(["study", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (place,) = [place for place, line in enumerate(lines) if line.startswith("batch-size ")]
+    assert "B, C" in lines[place]
+    assert lines[place + 1].startswith("0/6 done"), "how far it has come here"
+    assert not any("C, C" in line or "B, B" in line for line in lines)
+
+
+def test_figures_stand_below_ids_that_fill_the_window(cli: Cli) -> None:
+    lines = in_a_terminal(cli, 80)["runs --each"].splitlines()
+    below = lines[lines.index(LONG) + 1]
+    assert below.startswith("done, ranks 2, batch 96, test acc 90.00 %, training 10.0 s,")
+
+
+def test_runs_that_differ_in_much_are_called_by_their_ids(cli: Cli) -> None:
+    said = in_a_terminal(cli, 80)[f"compare {IDS[0]} {LONG}"]
+    assert LONG in said
+    assert "optimizer.momentum=" not in said
+    facts = " ".join(said.split())
+    assert "what differs data embedded / mnist" in facts
+    assert "training time" in said, "a figure stands beside the names"

@@ -29,7 +29,6 @@ from lockstep.run import DESK, Options, Run
 from lockstep.turns import Before, Budget, ContenderFailed, Race, Ranks, Taken, estimate
 from lockstep.turns.entries import contender, entries
 from lockstep.turns.estimate import LEVEL, LOOKS, Window, middle_mean, ratios
-from lockstep.turns.where import despite_cores
 
 Floats = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
@@ -514,14 +513,6 @@ def test_a_budget_that_is_spent_before_the_first_round_is_named() -> None:
         Race([MadeUp("a", 1e-3), MadeUp("b", 1e-3)], Budget(seconds=1e-9)).run()
     with pytest.raises(InputError, match="two or more"):
         Race([MadeUp("a", 1e-3)], Budget())
-
-
-def test_where_more_cores_are_slower_the_phases_beyond_their_share_are_named() -> None:
-    one = {"total": 1.0e-3, "forward": 0.4e-3, "backward": 0.6e-3}
-    two = {"total": 1.05e-3, "forward": 0.32e-3, "backward": 0.35e-3, "exchange": 0.38e-3}
-    beyond = "with 2, exchange takes 380 µs and forward takes 320 µs where its share is 200 µs"
-    assert despite_cores(2, 1, two, one) == f"2 cores instead of 1; {beyond}"
-    assert despite_cores(1, 2, one, two) == f"1 core instead of 2; {beyond}", "the one with fewer is faster"
 
 
 # --- the desk that ranks on other hosts call ------------------------------------------------------------------------------

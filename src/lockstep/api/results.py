@@ -125,7 +125,7 @@ class Explanation(Shown):
         whole = shared([About(each.label, [said(finding) for finding in each.findings]) for each in self._found])
         about = [About(each.name, each.findings[: self._most]) for each in whole]
         first = self._found[0].evidence
-        alone = part(of_runs([first.run]), (steps,), details=False)
+        alone = replace(part(of_runs([first.run]), (steps,), details=False), headlines=[])
         if len(self._found) > 1:
             return replace(
                 alone, name=counted(len(self._found), "cell"), facts=[], findings=about, tables=[], charts=[], notes=[]

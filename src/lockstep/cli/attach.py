@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lockstep.cli.options import runs_option, whole
-from lockstep.cli.output import note
+from lockstep.cli.output import next_step, note, place
 from lockstep.errors import InputError, LockstepError
 
 if TYPE_CHECKING:
@@ -65,6 +65,5 @@ def _tell(run: RunView, runs: Path | None, ended_well: bool) -> None:
 
     for line in attached_lines(run, summary, phases):
         note(line)
-    where = f" --runs {runs}" if runs else ""
     said = "explain" if ended_well else "show"
-    note(f"next: lockstep {said} {run.id}{where}")
+    next_step(f"lockstep {said} {run.id}{place(runs)}")

@@ -13,13 +13,12 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, TextIO
 
 import click
 
 from lockstep.errors import InputError, LockstepError, RunCancelled
-from lockstep.text import is_text, printable
+from lockstep.text import is_text
 
 # In the order of work: name and one-line help. Each command is `command` in the module of its name.
 COMMANDS = {
@@ -197,8 +196,9 @@ def _problem(error: click.ClickException) -> str:
 
 
 def _say(text: str) -> None:
-    with suppress(OSError):  # whoever would read it is gone; the exit code still says it
-        click.echo(printable(text), err=True)
+    from lockstep.report.terminal import note
+
+    note(text)
 
 
 def _check_text(words: Sequence[str]) -> None:

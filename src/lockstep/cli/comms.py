@@ -162,7 +162,6 @@ def _where(words: tuple[str, ...], ranks: tuple[int, ...]) -> tuple[Placement | 
 
 
 def _measure(settings: Settings, left_out: dict[str, str], folder: Path, plot: Path | None, as_json: bool) -> None:
-
     from lockstep.backends.costs import choose, store
     from lockstep.backends.costs.cells import lines
     from lockstep.backends.costs.plan import MNIST_GRADIENTS, OWN

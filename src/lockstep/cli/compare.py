@@ -19,7 +19,8 @@ EPILOG = """\b
 Examples:
   lockstep compare batch-size                   a study, as far as it has come
   lockstep compare 20260101-12 20260101-13      runs, by the beginnings of their ids
-  lockstep compare last                         the newest study
+  lockstep compare last                         the newest study; beside other names, the newest run
+  lockstep compare last last~1                  the two newest runs
   lockstep compare runs/* --baseline ranks=1 --json
 
 Runs that differ in nothing but the seed are repeats of one cell.
@@ -38,7 +39,9 @@ def command(names: tuple[str, ...], baseline: str | None, runs: Path | None, as_
     from lockstep.report.subject import may_be_a_run, of_runs, of_study
     from lockstep.study.folder import StudyFolder
 
-    studies = [(name, StudyFolder.find(name, runs)) for name in names]
+    # Beside other names 'last' is the newest run, as everywhere else.
+    alone = len(names) == 1
+    studies = [(name, StudyFolder.find(name, runs) if alone or name != "last" else None) for name in names]
     found = [study for _, study in studies if study]
     others = [name for name, study in studies if study is None]
     if found and (others or baseline):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lockstep.cli.options import data_root_option, json_option
+from lockstep.cli.options import Group, data_root_option, json_option
 from lockstep.cli.output import next_step, note, print_json, print_records
 from lockstep.data.catalog import Entry, check_name, find, known_data
 from lockstep.errors import DataError, InputError
@@ -37,7 +37,7 @@ LOCKSTEP_OFFLINE=1 forbids the last two.
 """
 
 
-@click.group("data", epilog=EPILOG)
+@click.group("data", cls=Group, epilog=EPILOG)
 def command() -> None:
     """List, fetch, verify and look at data sets."""
 
@@ -80,13 +80,14 @@ def fetch(names: tuple[str, ...], data_root: str | None, offline: bool, as_json:
     for name in names:  # all of them first: a typing error should not show after a long download
         _published(name)
     from lockstep.data import open_data
+    from lockstep.data.store import came
 
     done = []
     for name in names:
         data = open_data(name, data_root, offline=offline)
         done.append({"name": data.name, "folder": str(data.folder), "origin": data.origin})
         if not as_json:
-            click.echo(f"{data.name}: {data.folder} (from {data.origin})")
+            click.echo(f"{data.name}: {data.folder} ({came(data.origin)})")
     if as_json:
         print_json(done)
     else:

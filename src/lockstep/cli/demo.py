@@ -73,8 +73,10 @@ def command(runs: Path | None, data_root: str | None, as_json: bool) -> None:
         print_json(report)
     else:
         render(report, data, console())
+        kept = place(runs, data_root)
         next_step(
-            f"lockstep race ranks=1 ranks=2{place(runs)} (settles which is faster); lockstep verify ranks=2 (proves that they compute the same)"
+            f"lockstep race ranks=1 ranks=2 --all data={data}{kept} (settles which is faster); "
+            f"lockstep verify data={data} ranks=2{kept} (proves that they compute the same)"
         )
         open_browser(Path(report["report"]).absolute().as_uri())
 
@@ -126,14 +128,15 @@ def compare(results: list[tuple[str, Any]]) -> dict[str, Any]:
     ]
     early = slice(0, 50)
     a, b = step_losses(one)[early], step_losses(two)[early]
-    phases = view(two).phases()
+    seen = view(two)
+    phases = seen.phases()
     assert phases is not None
     return {
         "rows": rows,
         "loss_difference": float(abs(a - b).max() / abs(a).max()),
         "ranks_agree": two.summary()["ranks_agree"],
         "test_samples": two.summary()["test_samples"],
-        "time_line": f"a step takes {phases_line(phases)}",
+        "time_line": f"a step takes {phases_line(phases, seen.split())}",
     }
 
 

@@ -18,6 +18,7 @@ from lockstep.machine import shared_memory
 from lockstep.machine.cache import cache_folder
 from lockstep.machine.quota import ROOT
 from lockstep.run import runs_root
+from lockstep.units import counted
 
 EPILOG = """\b
 Examples:
@@ -105,7 +106,9 @@ def _machine(root: Path = ROOT) -> Iterator[Finding]:
     usable = f"{cores} of {seen['cores_machine']} cores usable{limit}"
     yield Finding("ok", f"{seen['cpu']}, {usable}, {memory}, {seen['system']}")
     if load > 0.5 * cores:
-        yield Finding("problem", f"load {load:.1f} on {cores} cores", "timings will be noisy: end other work")
+        yield Finding(
+            "problem", f"load {load:.1f} on {counted(cores, 'core')}", "timings will be noisy: end other work"
+        )
     else:
         yield Finding("ok", f"load {load:.1f}: quiet enough to measure")
     share = measure()

@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from lockstep.cli.importing import import_torch
-from lockstep.cli.options import json_option, whole
+from lockstep.cli.options import Group, json_option, whole
 from lockstep.cli.output import console, next_step, note, print_json, print_records
 from lockstep.errors import InputError, RunFailed
 from lockstep.units import counted
@@ -37,7 +37,7 @@ WRONG_USUALLY = 1e-2
 WORTH = "lockstep race fused=false fused=true (what they are worth in a training)"
 
 
-@click.group("kernels", epilog=EPILOG)
+@click.group("kernels", cls=Group, epilog=EPILOG)
 def command() -> None:
     """Compile and measure the fused convolution + ReLU (+ max-pool)."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lockstep.cli.options import SECONDS, data_root_option, json_option
+from lockstep.cli.options import SECONDS, Group, data_root_option, json_option
 from lockstep.cli.output import check_output, console, next_step, note, print_json, print_table, styled, writing
 from lockstep.errors import InputError, RunCancelled, RunFailed
 from lockstep.text import file_part, some
@@ -37,7 +37,7 @@ folder_option = click.option(
 )
 
 
-@click.group("lab", epilog=EPILOG)
+@click.group("lab", cls=Group, epilog=EPILOG)
 def command() -> None:
     """Labs for a class: predict, measure, hand in, grade."""
 

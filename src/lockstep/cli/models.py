@@ -54,7 +54,8 @@ def command(own: tuple[str, ...], shape: str | None, as_json: bool) -> None:
         for row in rows
     ]
     print_records(shown, right=(1, 2, 3), spare=(2,))
-    note(f"{REPORTS}.") if not own else None
+    if not own:
+        note(f"{REPORTS}.")
     next_step(
         f"lockstep run model={rows[-1]['name']} data=…"
         if own
@@ -97,7 +98,6 @@ def _facts(name: str, shape: tuple[int, ...] | None, about: str) -> dict[str, An
 
 
 def _shape(text: str) -> tuple[int, int, int]:
-
     parts = text.lower().split("x")
     if len(parts) != 3 or not all(part.isdigit() and int(part) > 0 for part in parts):
         raise InputError(f"--shape {text}: write it as CxHxW, for example 3x32x32")

@@ -14,6 +14,18 @@ from lockstep.units import MOST
 from lockstep.words import Quantity
 from lockstep.words import read_words as read_words
 
+# Longer than any sentence.
+WHOLE = 1000
+
+
+class Group(click.Group):
+    """Says of each command its whole sentence, which click cuts."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, each.get_short_help_str(WHOLE)) for name, each in sorted(self.commands.items())])
+
+
 MOST_FLOAT = 1e9
 
 

@@ -33,9 +33,15 @@ __all__ = [
 ]
 
 
-def next_step(text: str) -> None:
-    """The last words of a command: what to type now, each command on a line of its own, to be copied whole; what it is for beside or below it."""
+def next_step(text: str, words: bool = False) -> None:
+    """The last words of a command: what to type now, each command on a line of its own, to be copied whole; what it is for beside or below it.
+
+    `words`: advice and no command, which is folded as any other text.
+    """
     head = "next: "
+    if words:
+        note(head + text)
+        return
     for part in re.split("; (?=lockstep )", text) if text else []:
         command, _, what = part.removesuffix(")").partition(" (") if part.endswith(")") else (part, "", "")
         below = sys.stderr.isatty() and len(head) + len(part) > shutil.get_terminal_size().columns
@@ -43,9 +49,10 @@ def next_step(text: str) -> None:
         head = " " * len(head)
 
 
-def place(runs: Path | None) -> str:
-    """Words for a command that is printed: where the runs are, if the user has said so."""
-    return f" --runs {shlex.quote(str(runs))}" if runs else ""
+def place(runs: Path | None, data_root: str | None = None) -> str:
+    """Words for a command that is printed: where the runs and the data are, if the user has said so."""
+    found = f" --runs {shlex.quote(str(runs))}" if runs else ""
+    return f"{found} --data-root {shlex.quote(data_root)}" if data_root else found
 
 
 def check_output(output: Path, folder: bool) -> None:

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from lockstep.cli.options import data_root_option, json_option, read_words, real, runs_option, whole
-from lockstep.cli.output import console, note, print_json, print_records, styled
+from lockstep.cli.output import console, next_step, note, print_json, print_records, styled
 from lockstep.errors import InputError
 from lockstep.run import Run, runs_root
 
@@ -242,8 +242,8 @@ def _print(found: dict[str, Any]) -> None:
         out.print(styled((link + verdict["text"], "bold")), soft_wrap=True)
     differ = len({verdict["next"] for verdict in verdicts.values()}) > 1
     advice = [(link if differ else "") + verdict["next"] for link, verdict in verdicts.items() if verdict["next"]]
-    for text in dict.fromkeys(advice):  # in words, which may be folded
-        note(f"next: {text}")
+    for text in dict.fromkeys(advice):
+        next_step(text, words=not text.startswith("lockstep "))
 
 
 def _print_rows(rows: list[dict[str, Any]], bounds: str, several: bool) -> None:

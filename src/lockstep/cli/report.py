@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import msgspec
 
 from lockstep.cli.options import complete_run, runs_option
 from lockstep.cli.output import check_output, console, next_step, note, writing
+from lockstep.cli.output import place as where_of
 from lockstep.errors import InputError
 from lockstep.reading import is_dir
 from lockstep.units import counted
@@ -79,6 +81,8 @@ def command(names: tuple[str, ...], output: str, form: str | None, runs: Path | 
         draw_answers(each.headlines, console())
     if chosen == "html":
         next_step(f"open {place} in a browser: it needs no network")
+    else:
+        next_step(f"lockstep report {shlex.join(names)}{where_of(runs)} (the same as a page)")
 
 
 def _write_file(document: Report, output: Path, form: str) -> str:

@@ -74,7 +74,11 @@ docs/recipes.md and docs/placements.md say what each means.
     is_flag=True,
     help="With launcher=slurm: submit the job and leave it; 'lockstep follow' goes back to it.",
 )
-@click.option("--dry-run", is_flag=True, help="Show what would run, and start nothing.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Show what would run, and train nothing. Data that is not here is fetched: the plan needs its size.",
+)
 @click.option("--quiet", is_flag=True, help="No progress.")
 @json_option
 def command(

@@ -13,7 +13,7 @@ import click
 
 from lockstep import index
 from lockstep.cli.options import complete_runs, json_option, runs_option
-from lockstep.cli.output import next_step, note, place, print_json, print_table
+from lockstep.cli.output import console, next_step, note, place, print_json, print_table
 from lockstep.errors import InputError
 from lockstep.index import Row
 from lockstep.run import Run, check_tag, delete, runs_root, size_of, sweep, why_kept, write_tags, writing
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 FIGURES = ("train_seconds", "images_per_second")
 NEWEST = 20
+# Ids that take more of the window's width than this have their figures below them.
+LONG_IDS = 0.6
 
 EPILOG = """\b
 Examples:
@@ -85,9 +87,10 @@ def command(
                 note(f"no run in {root} fits {' '.join(words)}")
             return
     if tag is not None or untag is not None:
-        _tag(found, root, tag, untag)
+        _tag(found, root, tag, untag, place(runs))
     elif deletes:
-        _delete(found, root, yes, as_json)
+        if _delete(found, root, yes, as_json) and not as_json:
+            next_step(f"lockstep runs{place(runs)} (lists what is left)")
     elif as_json:
         print_json(found)
     elif not found:
@@ -110,24 +113,37 @@ def _print(found: list[Row], each: bool, everything: bool) -> None:
     other = any(row["test_accuracy"] is None and row["test_loss"] is not None for row in rows)
     figures = ("test_accuracy", *(["test_loss"] if other else []), *FIGURES)
     extra = [key for key in ("tags", "study") if any(row[key] for row in rows) and (each or key == "tags")]
-    print_table(
-        ["id", "state", "ranks", "batch", "epochs", *(RECORDED[name].heading for name in figures), "age", *extra],
+    headers = ["id", "state", "ranks", "batch", "epochs", *(RECORDED[name].heading for name in figures), "age", *extra]
+    table = [
         [
-            [
-                line[0]["id"] if _alone(line, each) else f"study {line[0]['study']}: {counted(len(line), 'run')}",
-                _states(line),
-                *(_range(line, name) for name in ("ranks", "global_batch", "epochs")),
-                *(RECORDED[name].text(line[0][name]) if _alone(line, each) else "" for name in figures),
-                clock(max(0.0, time.time() - line[-1]["created"])),
-                *(_names(line, key) for key in extra),
-            ]
-            for line in shown
-        ],
-        right=tuple(range(2, 6 + len(figures))),
-        spare=(*range(6 + len(figures), 6 + len(figures) + len(extra)), 4, 3, 2),
-    )
+            line[0]["id"] if _alone(line, each) else f"study {line[0]['study']}: {counted(len(line), 'run')}",
+            _states(line),
+            *(_range(line, name) for name in ("ranks", "global_batch", "epochs")),
+            *(RECORDED[name].text(line[0][name]) if _alone(line, each) else "" for name in figures),
+            clock(max(0.0, time.time() - line[-1]["created"])),
+            *(_names(line, key) for key in extra),
+        ]
+        for line in shown
+    ]
+    out = console()
+    if max(len(row[0]) for row in table) > LONG_IDS * out.width:
+        print_table(["id"], [[([row[0], _below(headers, row)], "")] for row in table], out=out)
+    else:
+        numbers = 6 + len(figures)
+        spare = (*range(numbers, numbers + len(extra)), 4, 3, 2)
+        print_table(headers, table, right=tuple(range(2, numbers)), spare=spare, out=out)
     if len(shown) < len(lines):
         note(f"the newest {len(shown)} of {len(lines)}; --all lists every one")
+
+
+def _below(headers: list[str], row: list[str]) -> str:
+    """The figures of a run as text, for a window that has no room for them beside its id, which has the name of its study."""
+    told = [
+        f"{text} {head}" if "/" in head else f"{head} {text}"
+        for head, text in zip(headers[2:], row[2:], strict=True)
+        if text not in ("", "–") and head != "study"
+    ]
+    return ", ".join([row[1], *told])
 
 
 def _next(found: list[Row], each: bool, where: str) -> None:
@@ -139,7 +155,8 @@ def _next(found: list[Row], each: bool, where: str) -> None:
             f"lockstep study show {study}{where} (compares its runs)",
             f"lockstep runs {study}{where} (lists them)",
         ]
-    next_step("; ".join(told[1:] if study == found[-1]["study"] else told))
+    newest_is_its = study and study == found[-1]["study"]
+    next_step("; ".join(told[1:] if newest_is_its else told))
 
 
 def _grouped(found: list[Row]) -> list[list[Row]]:
@@ -176,7 +193,7 @@ def _names(line: list[Row], key: str) -> str:
 # ---------------------------------------------------------------- tags
 
 
-def _tag(found: list[Row], root: Path, tag: str | None, untag: str | None) -> None:
+def _tag(found: list[Row], root: Path, tag: str | None, untag: str | None, where: str) -> None:
     if tag is not None:
         from lockstep.study.folder import list_studies
 
@@ -188,14 +205,18 @@ def _tag(found: list[Row], root: Path, tag: str | None, untag: str | None) -> No
         with writing(run.folder):
             write_tags(run.folder, [*run.tags, tag] if tag else [name for name in run.tags if name != untag])
     what = counted(len(found), "run")
-    one = "show" if len(found) == 1 else "runs"
-    note(f"{what} tagged {tag}: lockstep {one} {tag}" if tag else f"{what} without the tag {untag}")
+    note(f"{what} tagged {tag}" if tag else f"{what} without the tag {untag}")
+    if tag:
+        next_step(f"lockstep {'show' if len(found) == 1 else 'runs'} {tag}{where}")
+    else:
+        next_step(f"lockstep runs{where} (lists what is there)")
 
 
 # ---------------------------------------------------------------- deleting
 
 
-def _delete(found: list[Row], root: Path, yes: bool, as_json: bool) -> None:
+def _delete(found: list[Row], root: Path, yes: bool, as_json: bool) -> bool:
+    """Whether any were."""
     if not yes and (as_json or not sys.stdin.isatty()):
         raise InputError("--delete asks, and nobody can answer here: add --yes")
     going: list[Run] = []
@@ -218,7 +239,7 @@ def _delete(found: list[Row], root: Path, yes: bool, as_json: bool) -> None:
     what = f"{counted(len(going), 'run')}, {text(sum(size_of(run.folder) for run in going), 'bytes')}"
     if not yes and not click.confirm(f"Delete {what}, for good?", err=True):
         note("nothing is deleted")
-        return
+        return False
     with ExitStack() as stack:
         for study, _ in concerned:  # one that is being run may be about to read them
             stack.enter_context(study.held())
@@ -228,6 +249,7 @@ def _delete(found: list[Row], root: Path, yes: bool, as_json: bool) -> None:
     if as_json:
         print_json({"deleted": [run.id for run in going]})
     note(f"deleted {what}")
+    return True
 
 
 def _concerned(names: set[str], root: Path) -> list[tuple[StudyFolder, int]]:

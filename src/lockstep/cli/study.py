@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lockstep.cli.options import complete_key, data_root_option, json_option, plot_option, runs_option, whole
+from lockstep.cli.options import Group, complete_key, data_root_option, json_option, plot_option, runs_option, whole
 from lockstep.cli.output import console, next_step, note, place, print_json, print_records, print_table
 from lockstep.cli.packing import pack, unpack
 from lockstep.cli.plan import without_dry_run
@@ -38,7 +38,7 @@ docs/studies.md says how to write one.
 """
 
 
-@click.group("study", epilog=EPILOG)
+@click.group("study", cls=Group, epilog=EPILOG)
 def command() -> None:
     """Vary factors over a recipe and a placement: times from turns, accuracies from trainings, and what differs."""
 
@@ -51,7 +51,11 @@ def command() -> None:
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete_key)
 @click.option("--quick", is_flag=True, help="The study's own small version: minutes on two cores.")
 @click.option("--repeats", type=whole(1, 10_000), help="Seeds of every recipe; more of them go on where the study was.")
-@click.option("--dry-run", is_flag=True, help="Show the plan and how long it takes, and start nothing.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Show the plan and how long it takes, and train nothing. Data that is not here is fetched: the plan needs its size.",
+)
 @click.option("--retry-failed", "again", is_flag=True, help="Run again what failed.")
 @runs_option
 @data_root_option
@@ -174,7 +178,6 @@ def _dry(study: Study, folder: StudyFolder, options: Any, as_json: bool) -> dict
 
 
 def _print_plan(planned: Planned, document: dict[str, Any]) -> None:
-
     rows = [
         {
             "cell": cell["cell"],
@@ -211,7 +214,7 @@ def list_(runs: Path | None, as_json: bool) -> None:
 
     for name in builtin.names():
         study = builtin.find(name)[0]
-        sources = ", ".join(published.source.partition(":")[0] for published in study.published)
+        sources = ", ".join(dict.fromkeys(published.source.partition(":")[0] for published in study.published))
         cells = len(study.all_cells())
         add(name, "built-in", cells, counted(study.repeats, "seed"), study.about, sources)
     for folder in list_studies(runs):
@@ -227,21 +230,25 @@ def list_(runs: Path | None, as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    print_table(
-        ["study", "kind", "cells", "runs", "from", "about"],
-        [["–" if value is None else str(value) for value in _first(row).values()] for row in rows],
-        right=(2,),
-        spare=(1, 3, 2, 4),
-    )
+    print_table(["study", "cells", "runs", "from", "about"], _lines(rows), right=(1,), spare=(1, 3, 2))
     note(f"{REPORTS}.")
     begun = [row["study"] for row in rows if row["kind"] == "begun"]
     shown = f"; lockstep study show {begun[-1]}{place(runs)} (what it found)" if begun else ""
     next_step(f"lockstep study run batch-size --quick{place(runs)} (a few minutes){shown}")
 
 
-def _first(row: dict[str, Any]) -> dict[str, Any]:
-    """Of what a study is about, its first sentence: 'study show' has the rest."""
-    return {**row, "about": row["about"].partition(". ")[0].rstrip(".")}
+def _lines(rows: list[dict[str, Any]]) -> list[list[str | tuple[list[str], str]]]:
+    """One for each study, of what it is about the first sentence ('study show' has the rest); below its name how far it has come here."""
+    begun = {row["study"]: row["runs"] for row in rows if row["kind"] == "begun"}
+    found = {row["study"]: row for row in reversed(rows)}  # what is built in says more of it
+    lines: list[list[str | tuple[list[str], str]]] = []
+    for name in dict.fromkeys(row["study"] for row in rows):
+        row = found[name]
+        runs = "" if row["kind"] == "begun" else row["runs"]
+        cells = "–" if row["cells"] is None else str(row["cells"])
+        head = [name, begun[name]] if name in begun else [name]
+        lines.append([(head, ""), cells, runs, row["from"], row["about"].partition(". ")[0].rstrip(".")])
+    return lines
 
 
 @command.command("show", epilog="\b\nExamples:\n  lockstep study show batch-size\n  lockstep study show last --json")

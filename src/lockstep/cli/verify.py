@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lockstep.cli.options import data_root_option, json_option, read_words, runs_option, whole, words_argument
-from lockstep.cli.output import console, next_step, note, print_json, print_table, styled
+from lockstep.cli.output import console, next_step, note, place, print_json, print_table, styled
 from lockstep.errors import InputError, RunFailed
+from lockstep.placement import Placement
 from lockstep.units import counted
 
 if TYPE_CHECKING:
@@ -137,7 +138,17 @@ def _recipe(words: tuple[str, ...], runs: Path | None, data_root: str | None, ke
             console().print(
                 styled((f"{counted(len(checks), 'check')} passed:", "green"), " the placements compute the same.")
             )
-            next_step(f"lockstep race ranks=1 ranks={placement.ranks} (which of them is faster)")
+            next_step(f"{race_of(words, placement.ranks, runs, data_root)} (which of them is faster)")
+
+
+def race_of(words: tuple[str, ...], ranks: int, runs: Path | None, data_root: str | None) -> str:
+    """The same words as a race against one process: what they say of a recipe holds for both, what they say of a placement for the ranks."""
+    fields = set(Placement.__struct_fields__)
+    placed = [word for word in words if "=" in word and word.partition("=")[0].partition(".")[0] in fields]
+    common = [word for word in words if word not in placed]
+    several = [f"ranks={ranks}", *(word for word in placed if not word.startswith("ranks="))]
+    argv = ["lockstep", "race", "ranks=1", shlex.join(several)] + (["--all", shlex.join(common)] if common else [])
+    return shlex.join(argv) + place(runs, data_root)
 
 
 def _foreign(

@@ -13,6 +13,7 @@ from lockstep.measure.environment import machine
 from lockstep.placement import Placement
 from lockstep.plugins import is_spec
 from lockstep.reading import is_dir, is_file
+from lockstep.units import counted
 
 
 def known(option: str, given: tuple[str, ...], known: tuple[str, ...]) -> None:
@@ -95,6 +96,6 @@ def warnings(ranks: int, where: Placement | None = None) -> Iterator[str]:
     seen = machine()
     cores, load = seen["cores_usable"], seen["load_1min"] or 0.0
     if ranks > cores:
-        yield f"{ranks} ranks on {cores} cores take turns; their times say little about a machine with enough cores"
+        yield f"{ranks} ranks on {counted(cores, 'core')} take turns; their times say little about a machine with enough cores"
     if load > 0.5 * cores:
-        yield f"load {load:.1f} on {cores} cores: timings will be noisy; end other work for figures to rely on"
+        yield f"load {load:.1f} on {counted(cores, 'core')}: timings will be noisy; end other work for figures to rely on"

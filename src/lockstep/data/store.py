@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+DRAWN = "drawn by Lockstep"
+
 
 def is_offline(asked: bool = False) -> bool:
     return asked or os.environ.get("LOCKSTEP_OFFLINE", "").lower() not in ("", "0", "no", "false")
@@ -138,7 +140,7 @@ def _prepare(
     opened = resident.open_folder(folder)
     if not isinstance(opened, Resident):
         raise DataError(f"{folder} was written and cannot be read back; is the disk sound?")
-    logger.info(f"{entry.name} is ready in {folder} (from {origin})")
+    logger.info(f"{entry.name} is ready in {folder} ({came(origin)})")
     return opened
 
 
@@ -166,11 +168,16 @@ def _set_aside_damage(damage: Damage, logger: Logger) -> str:
     return reason
 
 
+def came(origin: str) -> str:
+    """Where a set is from, in a sentence."""
+    return origin if origin.startswith(DRAWN) else f"from {origin}"
+
+
 def _make(
     entry: Entry, collected: Collected, work: Path, logger: Logger, offline: bool
 ) -> tuple[dict[str, NDArray[np.uint8]], str]:
     if entry.kind == "drawn":
-        return _draw(entry), f"drawn by Lockstep, edition {_edition(entry)}"
+        return _draw(entry), f"{DRAWN}, edition {_edition(entry)}"
     collect(collected, _downloads(entry), work, logger, offline)
     try:
         return to_arrays(entry, collected.contents), "; ".join(collected.origins)

@@ -125,7 +125,11 @@ def _threads(evidence: Evidence, ways: dict[str, Way], base: Way) -> Iterator[Fi
         if way and found
         else ""
     )
-    crowd = f"{local} ranks x {threads} threads share {cores} cores" if too_many else ""
+    crowd = (
+        f"{counted(local, 'rank')} x {counted(threads, 'thread')} share {counted(cores or 0, 'core')}"
+        if too_many
+        else ""
+    )
     if worth:
         verdict = f"threads get into each other's way: threads={threads} is too many here"
     elif threads > 1:
@@ -203,7 +207,7 @@ def _from_run(evidence: Evidence) -> Iterator[Finding]:
     if crowded(evidence):
         placement = evidence.spec.placement
         yield Finding(
-            verdict=f"there are more threads than cores: {placement.ranks} ranks x {placement.threads} threads on {known_cores(evidence)}",
+            verdict=f"there are more threads than cores: {counted(placement.ranks, 'rank')} x {counted(placement.threads or 1, 'thread')} on {known_cores(evidence)}",
             why="threads without a core of their own take turns; what that costs has not been measured",
             next="torch.set_num_threads, or OMP_NUM_THREADS: cores / ranks"
             if foreign

@@ -11,7 +11,7 @@ from lockstep.explain.finding import Finding
 from lockstep.metrics import common_target
 from lockstep.run import Spec
 from lockstep.settings import dotted
-from lockstep.statistics import MARGIN_RATIO
+from lockstep.statistics import MARGIN_DIFFERENCE, MARGIN_RATIO
 from lockstep.study.gather import Group, of_runs
 from lockstep.study.observed import observed
 from lockstep.study.versus import versus_all
@@ -27,10 +27,10 @@ def answer(evidence: Evidence) -> Iterator[Finding]:
     if len(groups) < 2:
         yield _alone(evidence)
         return
-    target = evidence.target or common_target([each.run for group in groups for each in group.done])
+    mine = next((g for g in groups if any(s.own and s.run.id == evidence.run.id for s in g.samples)), None)
+    target = evidence.target or (_reached(mine) if mine else None)
     timed = {group.name: _median_time(group, target) for group in groups}
     reached = [group for group in groups if timed[group.name] is not None]
-    mine = next((g for g in groups if any(s.own and s.run.id == evidence.run.id for s in g.samples)), None)
     if target is None or not reached or mine is None:
         return
     if not [group for group in groups if group is not mine and _times(group, target)]:
@@ -64,6 +64,12 @@ def answer(evidence: Evidence) -> Iterator[Finding]:
         cost=max(0.0, saved or 0.0) if found.verdict == "faster" else 0.0,
         figures={**figures, "saved": saved, "verdict": found.verdict, "pairs": found.n},
     )
+
+
+def _reached(mine: Group) -> float | None:
+    """What its own trainings reached, less what counts as the same: a setting that learned less is no replacement, however fast."""
+    found = common_target([each.run for each in mine.done])
+    return None if found is None else max(0.0, round(found - MARGIN_DIFFERENCE, 4))
 
 
 def _settings(evidence: Evidence) -> Sequence[Group]:

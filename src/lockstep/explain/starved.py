@@ -13,7 +13,6 @@ from lockstep.units import percent
 from lockstep.ways import BESIDE, spent_in
 
 CAUSE = "neighbour"
-DOUBT = "not to be trusted: the machine was starved"
 
 
 def answer(evidence: Evidence) -> Iterator[Finding]:
@@ -41,4 +40,4 @@ def _finding(had: float, verdict: str, what: str) -> Finding:
 
 def doubted(finding: Finding) -> Finding:
     """A finding about times of a starved run. What blames the other work itself is no less true for it."""
-    return finding if finding.cause == CAUSE else replace(finding, why=f"{finding.why}; {DOUBT}")
+    return finding if finding.cause == CAUSE else replace(finding, why=f"{finding.why}; {starving.DOUBT}")

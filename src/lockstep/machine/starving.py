@@ -20,6 +20,11 @@ STARVED = 0.9
 """Below this share, times say as much about the other work as about the training (docs/machine.md has the measurement)."""
 # So many processor seconds have to be asked for before anything is said: in less, a single pause of the system is a large share.
 LEAST_S = 0.5
+# Begins a sentence about times that were measured beside other work: it is true of that hour, and may not be on a quiet machine.
+BESIDE = "Beside other work: "
+DOUBT = "not to be trusted: the machine was starved"
+"""The same words wherever something is said of times that were measured on a starved machine."""
+UNEQUAL = f"times are {DOUBT}; threads that wait for each other lose more by it than one that waits for nobody"
 ADVICE = "end the other work ('top' shows it), and run it again"
 
 

@@ -97,8 +97,15 @@ def step_phases(ranks: Sequence[Rows]) -> dict[str, Any] | None:
     }
 
 
-def phases_line(phases: dict[str, Any]) -> str:
+def told_apart(phases: dict[str, Any], ranks: Sequence[Parts]) -> Parts:
+    """The mean seconds of each phase over ranks, waiting apart from exchange where several ranks have recorded the same steps (`split`)."""
+    if len(ranks) > 1:
+        return {name: sum(part[name] for part in ranks) / len(ranks) for name in (*NAMES, "total")}
+    return {name: phases["mean_ns"][name] / 1e9 for name in (*TIMED, "total")}
+
+
+def phases_line(phases: dict[str, Any], ranks: Sequence[Parts] = ()) -> str:
     """The time of a step and the share of each phase."""
-    mean = phases["mean_ns"]
-    shares = ", ".join(f"{name} {mean[name] / mean['total']:.0%}" for name in TIMED)
+    mean = told_apart(phases, ranks)
+    shares = ", ".join(f"{name} {mean[name] / mean['total']:.0%}" for name in NAMES if name in mean)
     return f"{phases['step_ns']['median'] / 1e6:.2f} ms (median): {shares}"

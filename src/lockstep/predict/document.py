@@ -270,7 +270,7 @@ def _document(
     intervals: Callable[[Row], tuple[Interval | None, ...]],
 ) -> dict[str, Any]:
     if starving.starved(fit.cores_had):
-        verdict = replace(verdict, text=f"{verdict.text} It is not to be trusted: the machine was starved.", next=AGAIN)
+        verdict = replace(verdict, text=f"{verdict.text} It is {starving.DOUBT}.", next=AGAIN)
     return {
         "run": name,
         "recipe": msgspec.to_builtins(fit.recipe),

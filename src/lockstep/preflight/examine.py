@@ -20,6 +20,7 @@ from lockstep.placement import Placement
 from lockstep.preflight.node import HERE
 from lockstep.preflight.seen import VARIABLE, Link, Node, Seen, Task
 from lockstep.run import Run
+from lockstep.units import counted
 
 WORKER = "lockstep.preflight.worker"
 ROUNDS = 7
@@ -53,7 +54,7 @@ class Examination:
         (self._folder / HERE).write_text(self._task.token)
         try:
             self._pool.start()
-            self._tell(f"starting a worker on each of {len(self.seen.nodes)} nodes …")
+            self._tell(f"starting a worker on each of {counted(len(self.seen.nodes), 'node')} …")
             self._pool.join(self._limit_s, self._tell)
             self._greet()
             self._look()

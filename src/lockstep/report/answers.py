@@ -10,6 +10,8 @@ from typing import Any, Literal, NamedTuple
 
 from lockstep.machine import starving
 from lockstep.metrics import Kind, metric_of
+from lockstep.report import alone
+from lockstep.report.alone import ANSWER
 from lockstep.report.setup import study_words
 from lockstep.report.spoken import LONG, Name, names
 from lockstep.report.subject import Subject
@@ -21,9 +23,6 @@ from lockstep.units import FEW, WIDE_POINTS, WIDE_RATIO, counted, digits
 
 Document = dict[str, Any]
 Way = Literal["more", "less", "same", "open"]
-ANSWER = "answer"
-# Begins what is said of times on a starved machine: it is true of that hour, and may not be of the contenders.
-BESIDE = "Beside other work: "
 # Ratios nearer to 1 than this are said in per cent.
 NEAR = 1.2
 # A difference of speed that is worth a reason.
@@ -89,32 +88,32 @@ def speed_of(found: Mapping[str, Difference]) -> Difference | None:
 def sentence(who: Name, base: Name, speed: Difference | None, others: Sequence[Difference], verb: str = "train") -> str:
     """`verb`: what they do fast or slowly."""
     given = [*([speed] if speed else []), *others]
+    seen_only = given and not any(each.way != "open" or each.known for each in given)
+    return (unsettled if seen_only else settled)(who, base, speed, others, verb)
+
+
+def unsettled(who: Name, base: Name, speed: Difference | None, others: Sequence[Difference], verb: str) -> str:
+    """What one pair or a few have shown, where nothing can be stated."""
+    seen = [_seen(each) for each in others]
+    text = f"{who.begins()}: not settled; in {_few(speed or others[0])} of each "
+    if not speed:
+        return text + listed(seen)
+    text += f"{'they' if who.several else 'it'} {_speed(speed, Verbs(PAST[verb], 'took'), _short(base))}"
+    return text + (f", with {listed(seen)}" if seen else "")
+
+
+def settled(who: Name, base: Name, speed: Difference | None, others: Sequence[Difference], verb: str) -> str:
+    """What can be stated, and what is left open, with its interval."""
     s, than = "" if who.several else "s", _short(base)
-    if given and not any(each.way != "open" or each.known for each in given):
-        seen = [_seen(each) for each in others]
-        text = f"{who.begins()}: not settled; in {_few(given[0])} of each "
-        if not speed:
-            return text + listed(seen)
-        slow = speed.effect < 1
-        text += "they " if who.several else "it "
-        did = {"run": "ran", "train": "trained"}[verb]
-        text += f"took {_times(speed.inverse())} times as long" if slow else f"{did} {_times(speed)} times as fast"
-        text += f" as {than}"
-        return text + (f", with {listed(seen)}" if seen else "")
     sure = [_clause(each, s) for each in others if each.way in ("more", "less")]
     same = [each.noun for each in others if each.way == "same"]
     open_ = [f"{each.noun} ({_between(each)})" for each in others if each.way == "open"]
     if speed and speed.way == "open":
-        told = (
-            f"{_between(speed)} as fast as {than}"
-            if speed.known
-            else f"{_times(speed)} times as fast as {than} in {_few(speed)} of each"
-        )
-        text = f"{who.begins()}: not settled, {told}"
+        text = f"{who.begins()}: not settled, {_open_speed(speed, than)}"
         text += f"; {'they' if who.several else 'it'} {listed(sure)}" if sure else ""
         text += f"; the same {listed(same)}" if same else ""
     elif speed:
-        text = f"{who.begins()} {listed([_speed(speed, verb + s, f'take{s}', than), *sure])}"
+        text = f"{who.begins()} {listed([_speed(speed, Verbs(verb + s, f'take{s}'), than), *sure])}"
         text += f", with the same {listed(same)}" if same else ""
     elif sure:
         text = f"{who.begins()} {listed(sure)} against {than}" + (f", with the same {listed(same)}" if same else "")
@@ -129,21 +128,33 @@ def _short(base: Name) -> str:
     return base.text if len(base.text) <= LONG else "the baseline"
 
 
-def _speed(speed: Difference, does: str, takes: str, than: str) -> str:
-    if speed.way == "same":
-        return f"{does} as fast as {than}"
-    if speed.way == "more":
+class Verbs(NamedTuple):
+    """Of speed, in the tense and number of a sentence."""
+
+    does: str
+    takes: str
+
+
+PAST = {"train": "trained", "run": "ran"}
+
+
+def _speed(speed: Difference, verbs: Verbs, than: str) -> str:
+    if speed.way == "same" or f"{speed.effect:.3f}" == "1.000":
+        return f"{verbs.does} as fast as {than}"
+    if speed.effect > 1:
         near = speed.effect < NEAR
-        return (
-            f"{does} {_per_cent(speed)} % faster than {than}"
-            if near
-            else f"{does} {_times(speed)} times as fast as {than}"
-        )
+        faster = f"{_per_cent(speed)} % faster than" if near else f"{_times(speed)} times as fast as"
+        return f"{verbs.does} {faster} {than}"
     slow = speed.inverse()
     near = slow.effect < NEAR
-    return (
-        f"{takes} {_per_cent(slow)} % longer than {than}" if near else f"{takes} {_times(slow)} times as long as {than}"
-    )
+    longer = f"{_per_cent(slow)} % longer than" if near else f"{_times(slow)} times as long as"
+    return f"{verbs.takes} {longer} {than}"
+
+
+def _open_speed(speed: Difference, than: str) -> str:
+    if speed.known:
+        return f"{_between(speed)} as fast as {than}"
+    return f"{_times(speed)} times as fast as {than} in {_few(speed)} of each"
 
 
 def _clause(found: Difference, s: str) -> str:
@@ -216,10 +227,10 @@ def _points(effect: float) -> str:
 
 
 def answers(subject: Subject) -> list[Said]:
-    """What a comparison comes to, cell by cell, and what went wrong; of a single run there is nothing to compare."""
+    """What a comparison comes to, cell by cell, and what went wrong; of a single run, what it came to."""
     document = subject.comparison
     if subject.kind == "run":
-        return []
+        return alone.answers(subject.runs[0])
     told = _starved(document) + (_cells(subject, document) if document["baseline"] else [])
     for cell in document["cells"]:
         if cell["left_out"]:
@@ -232,8 +243,7 @@ def answers(subject: Subject) -> list[Said]:
 
 def _starved(document: Document) -> list[Said]:
     starved = document["stability"].get("starved")
-    doubt = "threads that wait for each other lose more by it than one that waits for nobody: times, and verdicts on them, say little"
-    return [Said("machine", starved, doubt, starving.ADVICE)] if starved else []
+    return [Said("machine", starved, starving.UNEQUAL, starving.ADVICE)] if starved else []
 
 
 def _cells(subject: Subject, document: Document) -> list[Said]:
@@ -248,6 +258,9 @@ def _cells(subject: Subject, document: Document) -> list[Said]:
         for cell in document["cells"]
     }
     found = {name: figures for name, figures in found.items() if figures}
+    for name, figures in found.items():
+        if groups[name].spec.recipe.data != base.spec.recipe.data:  # accuracies on other data are no more and no less
+            found[name] = {m: each for m, each in figures.items() if not metric_of(m).learned}
     metrics = document["metrics"]
     learned = [metric for metric in metrics if metric_of(metric).learned]
     # What is deployed is what counts, where that was tested too.
@@ -260,13 +273,19 @@ def _cells(subject: Subject, document: Document) -> list[Said]:
         others = [figures[m] for m in aspects if m in figures and m not in common]
         if not speed and not others:
             continue  # what all have in common is said once, below
-        beside = BESIDE if speed and document["stability"].get("starved") else ""
-        text = beside + sentence(*spoken[name], speed, others)
+        starved = bool(document["stability"].get("starved"))
+        text = (starving.BESIDE if speed and starved else "") + sentence(*spoken[name], speed, others)
         told.append(
             Said(
                 ANSWER,
                 text,
-                _why(groups[name], base, speed, [figures[m] for m in aspects if m in figures and metric_of(m).learned]),
+                _why(
+                    groups[name],
+                    base,
+                    speed,
+                    [figures[m] for m in aspects if m in figures and metric_of(m).learned],
+                    starved,
+                ),
             )
         )
     if len(found) > MOST:
@@ -295,10 +314,10 @@ def _said_once(
     )
 
 
-def _why(cell: Group, base: Group, speed: Difference | None, learned: Sequence[Difference]) -> str:
+def _why(cell: Group, base: Group, speed: Difference | None, learned: Sequence[Difference], starved: bool) -> str:
     found = []
     if speed and (speed.way in ("more", "less") or not speed.known) and abs(speed.effect - 1) > WORTH:
-        found.append(reasons.of_speed(cell, base))
+        found.append(reasons.of_speed(cell, base, speed.effect > 1, starved))
     if any(each.way in ("more", "less") for each in learned):
         found.append(reasons.of_learning(cell, base))
     return "; ".join(text for text in found if text)
@@ -318,7 +337,7 @@ def next_step(subject: Subject, where: str = "", page: bool = False) -> str:
     """What to type now. `where`: words that say where the runs are, if not in the usual folder. `page`: a page is worth a word too."""
     document = subject.comparison
     if subject.kind == "run":
-        return ""
+        return f"lockstep explain {subject.runs[0].id}{where} (where its time goes)"
     open_ = {
         metric
         for cell in document["cells"]

@@ -43,17 +43,29 @@ def table(subject: Subject) -> Table | None:
 
 
 def _says(document: Document) -> str:
-    begins = "Median of each cell with its 95 % interval. Below it: the ratio or difference to"
-    ends = f"'{document['baseline']}', pair by pair, with its interval; {document['family']}. Grey: no difference that counts."
-    if document.get("race"):
-        return (
-            f"{begins} {ends} Time and memory are from turns, by start; accuracies are from trainings, by seed. 'N more': N more seeds would "
-            "settle it."
+    """What stands in the cells, as far as it stands in any."""
+    compared = [
+        against
+        for cell in document["cells"]
+        for m in cell["metrics"].values()
+        if (against := m.get("against_baseline"))
+    ]
+    told = ["Median of each cell with its 95 % interval."]
+    if compared:
+        told.append(
+            f"Below it: the ratio or difference to '{document['baseline']}', pair by pair, with its interval; {document['family']}. "
+            "Grey: no difference that counts."
         )
-    return (
-        f"{begins} {ends} '7 to 40 more': 7 more repeats would settle it if the difference is as large as it looks, 40 whatever it is, "
-        "on a machine as noisy as this."
-    )
+    raced = bool(document.get("race"))
+    if raced:
+        told.append("Time and memory are from turns, by start; accuracies are from trainings, by seed.")
+    more = "starts, of an accuracy seeds," if raced else "repeats"
+    if any(against["verdict"] == "not significant" and (against["more"] or (0, 0))[1] for against in compared):
+        told.append(
+            f"'7 to 40 more': 7 more {more} would settle it if the difference is as large as it looks, 40 whatever it is, "
+            "on a machine as noisy as this."
+        )
+    return " ".join(told)
 
 
 def effects(subject: Subject) -> Table | None:

@@ -26,6 +26,7 @@ from lockstep.report import (
     steps,
     timeline,
 )
+from lockstep.report.alone import ANSWER
 from lockstep.report.subject import Subject
 from lockstep.report.views import AnyChart, Part, Report, Said, Table
 from lockstep.run import DAMAGED
@@ -57,7 +58,7 @@ def part(subject: Subject, rooms: Sequence[Any] = ROOMS, details: bool = True) -
     return Part(
         name=subject.name,
         kind=subject.kind,
-        about=subject.comparison.get("about", ""),
+        about=_about(subject.comparison),
         facts=run.facts(alone) if alone else cell_facts(subject),
         headlines=_headlines(subject),
         findings=findings.findings(subject) if details else [],
@@ -73,10 +74,16 @@ def part(subject: Subject, rooms: Sequence[Any] = ROOMS, details: bool = True) -
     )
 
 
+def _about(document: dict[str, Any]) -> str:
+    """What a study is about, and who the letters are that it speaks of."""
+    about = str(document.get("about", ""))
+    return f"{about.rstrip('.')}. {REPORTS}." if document.get("published") else about
+
+
 def _headlines(subject: Subject) -> list[Said]:
     """The answers, and below the last sentence what to type next."""
     found = answers.answers(subject)
-    last = max((place for place, said in enumerate(found) if said.question == answers.ANSWER), default=None)
+    last = max((place for place, said in enumerate(found) if said.question == ANSWER), default=None)
     if last is not None:
         found[last] = msgspec.structs.replace(found[last], next=answers.next_step(subject))
     return found
@@ -115,6 +122,7 @@ def cell_facts(subject: Subject) -> list[tuple[str, str]]:
         ("model and data", f"{spec.recipe.model} on {spec.recipe.data}" if spec else "–"),
         ("accuracy that all reached", text(document["target_accuracy"], "percent")),
         ("machine", f"{stability['verdict']}{spread}"),
+        ("what differs", setup.differences(subject) or "–"),
     ]
     return [(label, value) for label, value in found if value != "–"]
 
@@ -158,6 +166,4 @@ def _notes(subject: Subject) -> list[str]:
             f"beside training a run took {overhead['overhead_s']:.1f} s: {overhead['prepare_s']:.1f} s to check, {overhead['start_s']:.1f} s until "
             f"the first step, {overhead['finish_s']:.1f} s to end, {overhead['between_s']:.1f} s between runs (medians of {counted(int(overhead['runs']), 'run')})"
         )
-    if document.get("published"):
-        found.append(REPORTS)
     return found

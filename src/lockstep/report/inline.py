@@ -31,11 +31,11 @@ def _pieces(part: Part) -> Iterator[str]:
     state, cause = facts.pop("state", ""), facts.pop("cause", "")
     said = f"{state}: {cause}" if cause else state or part.about
     yield f"<p><b>{_text(part.name)}</b> {_text(said)}</p>"
+    yield from _findings(part.headlines)
     for about in part.findings:
         if len(part.findings) > 1:
             yield f"<p><b>{_text(about.name)}</b></p>"
         yield from _findings(about.findings)
-    yield from _findings(part.headlines)
     if facts:
         yield _rows(
             [f'<th align="left">{_text(label)}</th>', f'<td align="left">{_text(value)}</td>']
@@ -62,9 +62,9 @@ def _said(said: Said) -> str:
 
 
 def _inner(said: Said) -> str:
-    cost = f" ({said.cost:.0%} of the time)" if said.cost >= 0.005 else ""
-    lines = [f"<b>{_text(said.verdict)}</b>{cost}"]
-    lines += [f"{label}: {_text(text)}" for label, text in (("why", said.why), ("next", said.next)) if text]
+    share = f" ({said.share()})" if said.share() else ""
+    lines = [f"<b>{_text(said.verdict)}</b>{share}"]
+    lines += [f"{label}: {_text(text)}" for label, text in said.lines()]
     return "<br>".join(lines)
 
 
@@ -117,14 +117,11 @@ def plain(part: Part, figures: Sequence[str] = ()) -> str:
     shown = ", ".join(f"{label} {facts[label]}" for label in figures if label in facts)
     head = "; ".join(text for text in (f"{state}: {cause}" if cause else state or part.about, shown) if text)
     lines = [f"{part.name}  {head}".rstrip()]
+    for said in part.headlines if part.kind != "run" else []:  # of a run the figures say it, in one line
+        lines += [said.verdict, *(f"{label}: {text}" for label, text in said.lines())]
     for about in part.findings:
         lines += [f"{about.name}:"] if len(part.findings) > 1 else []
         lines += [f"{number}. {said.verdict}" for number, said in enumerate(about.findings, 1)]
-    for said in part.headlines:
-        lines += [
-            said.verdict,
-            *(f"{label}: {text}" for label, text in (("why", said.why), ("next", said.next)) if text),
-        ]
     if part.table and part.kind in ("race", "runs", "study"):
         lines += ["", table_text(part.table, console()).plain]
     return printable("\n".join(lines))

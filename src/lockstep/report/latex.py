@@ -152,8 +152,9 @@ def _list(items: Iterable[str]) -> Iterable[str]:
 
 
 def _said(said: Said) -> str:
-    more = [f"{label}: {escaped(text)}" for label, text in (("why", said.why), ("next", said.next)) if text]
-    return r" \\ ".join([rf"\textbf{{{escaped(said.verdict)}}}", *more])
+    more = [f"{label}: {escaped(text)}" for label, text in said.lines()]
+    share = f" ({escaped(said.share())})" if said.share() else ""
+    return r" \\ ".join([rf"\textbf{{{escaped(said.verdict)}}}{share}", *more])
 
 
 def _command(command: Command) -> str:

@@ -29,7 +29,7 @@ def _part(part: Part, pictures: Mapping[str, str]) -> Iterable[str]:
     if part.findings:
         yield from ("", "## Findings", "")
     for about in part.findings:
-        if len(part.findings) > 1 or part.headlines:
+        if len(part.findings) > 1 or part.kind != "run":
             yield from ("", f"### {plain(about.name)}", "")
         yield from (line for said in about.findings for line in _said(said))
     if part.notes:
@@ -71,12 +71,9 @@ def _plots(charts: Sequence[AnyChart], pictures: Mapping[str, str]) -> Iterable[
 
 
 def _said(said: Said) -> Iterable[str]:
-    cost = f" ({said.cost:.0%} of the time)" if said.cost >= 0.005 else ""
-    yield f"- **{plain(said.verdict)}**{cost}"
-    if said.why:
-        yield f"  - why: {plain(said.why)}"
-    if said.next:
-        yield f"  - next: {plain(said.next)}"
+    share = f" ({said.share()})" if said.share() else ""
+    yield f"- **{plain(said.verdict)}**{share}"
+    yield from (f"  - {label}: {plain(text)}" for label, text in said.lines())
 
 
 def table_lines(table: Table) -> list[str]:

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from lockstep import units
 from lockstep.machine import starving
-from lockstep.report.answers import ANSWER, BESIDE, Difference, Way, sentence
+from lockstep.report.alone import ANSWER
+from lockstep.report.answers import Difference, Way, sentence
 from lockstep.report.spoken import names
 from lockstep.report.views import (
     AnyChart,
@@ -29,10 +30,11 @@ from lockstep.report.views import (
     shorts,
     sure,
 )
+from lockstep.study import reasons
 from lockstep.turns import estimate
 from lockstep.turns.estimate import Ratio, Window
 from lockstep.turns.folder import Record
-from lockstep.turns.where import by_cores, where
+from lockstep.turns.where import phases
 
 COLUMNS = ["contender", "verdict", "speed", "samples/s", "step", "exchange", "starts"]
 RIGHT = [2, 3, 4, 5, 6]
@@ -123,8 +125,8 @@ def answers(record: Record, windows: Sequence[Window]) -> list[Said]:
     ratios = sorted(
         (ratio for ratio in record.ratios if ratio.effect is not None), key=lambda ratio: ratio.effect or 1.0
     )
-    found = starved(windows)
-    beside = BESIDE if found else ""
+    found = disturbed(windows)
+    beside = starving.BESIDE if found else ""
     for ratio in ratios:
         command = any(entry.command for entry in record.entries if entry.name in (ratio.contender, baseline.name))
         text = sentence(*spoken[ratio.contender], _difference(ratio), [], "run" if command else "train")
@@ -144,14 +146,16 @@ def _why(ratio: Ratio, record: Record, windows: Sequence[Window]) -> str:
     alike = not (ours.command or theirs.command) and replace(ours.recipe, global_batch=1) == replace(
         theirs.recipe, global_batch=1
     )
+    both = phases(ratio.contender, ratio.baseline, windows) or ({}, {})
     there = int(record.machine.get("cores") or 0)
-    if there and max(cores, others) > there:
-        return f"{max(cores, others)} threads take turns on {units.counted(there, 'core')}"
-    if starving.starved(estimate.cores_had(windows)):
-        return "not known: other work had the cores, which slows contenders unequally"
-    if cores == others or not alike:
-        return where(ratio.contender, ratio.baseline, windows)
-    return by_cores(cores, others, _exchange([window for window in windows if window.contender == ratio.contender]))
+    return reasons.of_difference(
+        reasons.Side(cores, both[0]),
+        reasons.Side(others, both[1]),
+        ratio.verdict == "faster",
+        alike,
+        there or None,
+        bool(disturbed(windows)),
+    )
 
 
 def _exchange(mine: Sequence[Window]) -> float:
@@ -175,20 +179,26 @@ def next_step(record: Record) -> str:
     return _next(best.contender if best.verdict == "faster" else record.entries[0].name, record)
 
 
-def starved(windows: Sequence[Window]) -> list[Said]:
-    """On a starved machine contenders lose unequally: threads that wait for each other lose more than one that waits for nobody."""
-    had = estimate.cores_had(windows)
-    if had is None or not starving.starved(had):
-        return []
-    return [Said("machine", starving.sentence(had), "a quiet machine may answer otherwise", starving.ADVICE)]
+def disturbed(windows: Sequence[Window]) -> list[Said]:
+    """That other work had the machine meanwhile: contenders lose unequally by it. Of foreign programs only the machine's own share is known."""
+    had, taken = estimate.cores_had(windows), _taken(windows)
+    if had is not None and starving.starved(had):
+        return [Said("machine", starving.sentence(had), starving.UNEQUAL, starving.ADVICE)]
+    if had is None and taken > BUSY:
+        return [Said("machine", _others_took(taken), "", starving.ADVICE)]
+    return []
 
 
 def busy(windows: Sequence[Window]) -> str:
-    """That other work had the machine meanwhile; empty where it had not. Of foreign programs only the machine's own share is known."""
-    if found := starved(windows):
+    """The same in words; empty where it had not."""
+    if found := disturbed(windows):
         return found[0].verdict
     taken = _taken(windows)
-    return f"other work took {units.percent(taken)} of the machine" if taken > BUSY else ""
+    return _others_took(taken) if taken > BUSY else ""
+
+
+def _others_took(share: float) -> str:
+    return f"other work took {units.percent(share)} of the machine"
 
 
 def _taken(windows: Sequence[Window]) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 from lockstep import units
 from lockstep.inside.layout import BESIDE
 from lockstep.machine import starving
-from lockstep.measure.phases import NAMES, TIMED, Parts, last_in, phases_line
+from lockstep.measure.phases import NAMES, Parts, last_in, phases_line, told_apart
 from lockstep.measure.view import RunView
 from lockstep.metrics import learned_keys, metric_of, recorded
 from lockstep.placement import changes_mathematics, unknown_mathematics
@@ -48,7 +48,7 @@ def facts(run: RunView) -> Facts:
         ("steps", f"{by_epoch}{plan.total_steps:,} in all"),
         *((recorded(key).label, recorded(key).text(summary.get(key))) for key in learned),
         *((metric_of(name).label, metric_of(name).text(metric_of(name).of(run, None))) for name in figures),
-        ("a step takes", phases_line(phases) if phases else ""),
+        ("a step takes", phases_line(phases, run.split()) if phases else ""),
         ("other is", _named(run, phases) if phases else ""),
         ("logged", _logged(run)),
         (
@@ -63,21 +63,20 @@ def facts(run: RunView) -> Facts:
 
 def attached_lines(run: RunView, summary: dict[str, Any], phases: dict[str, Any]) -> list[str]:
     """An attached command in a few lines: the answer first, then the split of a step, then what lies between the steps."""
-    mean, step = phases["mean_ns"], phases["step_ns"]["mean"] / 1e9
+    step = phases["step_ns"]["mean"] / 1e9
+    mean = _adding_up(told_apart(phases, run.split()), step)
     steps, ranks = int(summary.get("steps") or 0), run.ranks
-    parts = _parts(run, mean, step)
-    whole = sum(parts.values())
-    largest = max(parts, key=parts.__getitem__)
+    names = [name for name in NAMES if name in mean]
+    largest = max(names, key=mean.__getitem__)
     on = f" on {ranks} ranks" if ranks > 1 else ""
-    found = [
-        f"lockstep: {units.counted(steps, 'step')}{on}, {units.duration(step)} a step; "
-        f"most of it is {largest} ({units.percent(parts[largest] / whole)})"
-    ]
-    found += [starved_line(run)] if starved_line(run) else []
-    found += [f"  {name:<10}{units.duration(seconds):>10}  {seconds / whole:>6.1%}" for name, seconds in parts.items()]
+    most = f"; most of it is {largest} ({units.percent(mean[largest] / mean['total'])})"
+    starved = starved_line(run)  # no phase is blamed then
+    found = [f"lockstep: {units.counted(steps, 'step')}{on}, {units.duration(step)} a step{'' if starved else most}"]
+    found += [starved] if starved else []
+    found += [f"  {name:<10}{units.duration(mean[name]):>10}  {mean[name] / mean['total']:>6.1%}" for name in names]
     found += [
-        f"    {name:<10}{units.duration(seconds):>8}  {seconds / whole:>6.1%}"
-        for name, seconds in named_other(run, mean["other"] / 1e9, mean["total"] / 1e9)
+        f"    {name:<10}{units.duration(seconds):>8}  {seconds / mean['total']:>6.1%}"
+        for name, seconds in named_other(run, mean["other"], mean["total"])
     ]
     between = [f"{what} {units.duration(summary[key])}" for what, key in BETWEEN if summary.get(key)]
     found += [f"between the steps: {', '.join(between)}"] if between else []
@@ -92,14 +91,12 @@ def attached_lines(run: RunView, summary: dict[str, Any], phases: dict[str, Any]
     return found
 
 
-def _parts(run: RunView, mean: dict[str, float], step: float) -> dict[str, float]:
-    """Mean seconds of each part over the ranks. A step takes as long as its slowest rank: what that is beyond the mean is waiting, so the parts
-    add up to the step."""
-    ranks = run.split()
-    if len(ranks) < 2:
-        return {name: mean[name] / 1e9 for name in TIMED}
-    parts = {name: sum(rank[name] for rank in ranks) / len(ranks) for name in NAMES}
-    return {**parts, "waiting": parts["waiting"] + max(0.0, step - sum(parts.values()))}
+def _adding_up(parts: Parts, step: float) -> Parts:
+    """A step takes as long as its slowest rank: what that is beyond the mean of the ranks is waiting, too."""
+    if "waiting" not in parts:
+        return parts
+    beyond = max(0.0, step - parts["total"])
+    return {**parts, "waiting": parts["waiting"] + beyond, "total": parts["total"] + beyond}
 
 
 def _named(run: RunView, phases: dict[str, Any]) -> str:
@@ -170,7 +167,7 @@ def starved_line(run: RunView) -> str:
     had = run.cores_had
     if had is None or not starving.starved(had):
         return ""
-    return f"{starving.sentence(had)}, so its times say little: {starving.ADVICE}"
+    return f"{starving.sentence(had)}; its times are {starving.DOUBT}; {starving.ADVICE}"
 
 
 def model_lines(run: RunView) -> list[str]:

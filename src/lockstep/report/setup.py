@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lockstep.placement import Placement
@@ -48,14 +48,15 @@ _ALWAYS = (
     "strategy",
 )
 MOST_COLUMNS = 8
+# Cells whose values are named one by one in a line.
+MOST_VALUES = 3
 
 
 def settings(subject: Subject) -> tuple[Table | None, Table]:
     """What differs between the cells, and what they share (only what is not as usual)."""
     specs = {group.name: group.spec for group in subject.groups if group.samples or group.measured}
     cells = {name: dotted(*spec.known()) for name, spec in specs.items()}
-    keys = list(dict.fromkeys(key for cell in cells.values() for key in cell))
-    differing = [key for key in keys if key != "seed" and len({_word(cell.get(key)) for cell in cells.values()}) > 1]
+    differing = _differing(cells)
     usual, first = dotted(Recipe(), Placement()), next(iter(cells.values()), {})
     shared = [key for key in first if key not in differing and (key in _ALWAYS or first[key] != usual.get(key))]
     columns = ["setting", "of", *cells]
@@ -75,6 +76,23 @@ def settings(subject: Subject) -> tuple[Table | None, Table]:
         rows=[_row(key, [first[key]]) for key in shared if first[key] is not None],
     )
     return (differ if differing else None), same
+
+
+def differences(subject: Subject) -> str:
+    """What differs between runs whose names do not say it: each key with the values of the cells in their order, of many cells the keys alone."""
+    measured = [group for group in subject.groups if group.samples]
+    cells = {group.name: dotted(*group.spec.known()) for group in measured}
+    if subject.kind != "runs" or len(cells) < 2 or any("=" in name for name in cells):
+        return ""
+    values = {key: [_word(cell.get(key)) for cell in cells.values()] for key in _differing(cells)}
+    if len(cells) > MOST_VALUES:
+        return ", ".join(values)
+    return ", ".join(f"{key} {' / '.join(found)}" for key, found in values.items())
+
+
+def _differing(cells: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    keys = dict.fromkeys(key for cell in cells.values() for key in cell)
+    return [key for key in keys if key != "seed" and len({_word(cell.get(key)) for cell in cells.values()}) > 1]
 
 
 def _row(key: str, values: Sequence[Any]) -> list[Cell]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from lockstep.placement import Placement
 from lockstep.units import counted
 
 # How a key is said, in the order of speech: the word that joins it to what stands before it, and what it is. {} stands for the value.
@@ -69,6 +70,8 @@ def _name(name: str, other: str) -> Name:
         return Name(f"'{name.partition('$ ')[2]}'")
     pieces = [piece for piece in _pieces(name) if piece not in _pieces(other) or "=" not in piece]
     keys = {key: value for key, equals, value in (piece.partition("=") for piece in pieces) if equals}
+    if keys.get("ranks") == "1":  # one rank exchanges nothing
+        keys.pop("backend", None)
     if not keys:
         return _plain(name)
     phrases = [("", piece) for piece in pieces if "=" not in piece]
@@ -78,6 +81,15 @@ def _name(name: str, other: str) -> Name:
     for joined, said in phrases[1:]:
         text += f" {joined} {said}" if joined else f", {said}"
     return Name(text, _several(text))
+
+
+def placed(placement: Placement) -> str:
+    """A placement in a sentence: 2 ranks over gloo. One rank exchanges nothing, whatever it could do it with."""
+    threads = placement.threads or 1
+    text = counted(placement.ranks, "rank")
+    text += f" of {counted(threads, 'thread')}" if threads > 1 else ""
+    text += f" on {counted(placement.hosts, 'host')}" if placement.hosts > 1 else ""
+    return text + (f" over {placement.backend}" if placement.ranks > 1 else "")
 
 
 def _pieces(name: str) -> list[str]:

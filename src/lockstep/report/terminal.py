@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # Off a terminal there is no window to fit; a table that needs more than this is for --json.
 WIDE = 160
 GAP = 2
+INDENT = 4
 MOST_LINES = 3
 UNITS = "%|×|[µm]?s|min|h|[kMG]?B|[KMG]iB"
 STATES = {"done": "green", "failed": "red", "cancelled": "yellow", "stalled": "red", "damaged": "red"}
@@ -94,13 +95,14 @@ class Grid:
         lines = [line for row in self.cells for line in row[column][0]]
         return max(map(_width, [self.headers[column], *lines]))
 
-    def narrow(self, column: int) -> int:
-        """The least width that breaks neither a word nor a number from its unit. A row's name is folded once at most."""
+    def narrow(self, column: int, width: int) -> int:
+        """The least width that breaks neither a word nor a number from its unit. A row's name is folded once at most, unless that takes more
+        than half of the window's `width`."""
         lines = [line for row in self.cells for line in row[column][0]]
         words = [word for line in lines for word in self._pieces(line, column)]
         least = max(map(_width, [*self.headers[column].split(), *words, ""]))
         if column == 0:
-            while any(len(self._folded(line, column, least)) > 2 for line in lines):
+            while least < width // 2 and any(len(self._folded(line, column, least)) > 2 for line in lines):
                 least += 1
         return least
 
@@ -120,7 +122,9 @@ class Grid:
 
     def _fit(self, width: int, spare: Sequence[int], without: int) -> tuple[dict[int, int], list[int]]:
         """`without`: how many of the spare columns are left out at once."""
-        narrow = {column: self.narrow(column) for column in range(len(self.headers)) if column not in spare[:without]}
+        narrow = {
+            column: self.narrow(column, width) for column in range(len(self.headers)) if column not in spare[:without]
+        }
         order = [*spare[without:], *(c for c in reversed(range(1, len(self.headers))) if c not in spare)]
         left_out = list(spare[:without])
         while order and sum(narrow.values()) + GAP * (len(narrow) - 1) > width:
@@ -284,12 +288,11 @@ def draw_answers(found: Sequence[Said], out: Console) -> None:
 
 def draw_findings(found: Sequence[Said], out: Console) -> None:
     for number, said in enumerate(found, start=1):
-        cost = f", {said.cost:.0%} of the time" if said.cost >= 0.005 else ""
+        share = f", {said.share()}" if said.share() else ""
         style = "red" if said.question in ("failed", "left out", "state") else "cyan"
-        hanging(out, (f"{number}. {said.question}{cost}", style), said.verdict, "bold")
-        for label, text in (("why ", said.why), ("next", said.next)):
-            if text:
-                hanging(out, (f"   {label}", "dim"), text)
+        hanging(out, (f"{number}. {said.question}{share}", style), said.verdict, "bold")
+        for label, text in said.lines():
+            hanging(out, (f"   {label:<4}", "dim"), text)
 
 
 def _draw_published(source: Published, out: Console) -> None:
@@ -305,10 +308,20 @@ def _paragraph(out: Console, text: str, style: str = "") -> None:
 
 
 def hanging(out: Console, head: tuple[str, str], text: str, style: str = "", gap: int = GAP) -> None:
-    """A word in front, and the text beside it, folded between its words: what is longer than a line (a path, a command) stays whole."""
+    """A word in front, and the text beside it, folded between its words: what is longer than a line (a path, a command) stays whole.
+
+    Where the word in front takes more than half of the window, or a path or an id does not fit beside it, the text stands below.
+    """
     margin = _width(head[0]) + gap
-    lines = [part for line in printable(text).split("\n") for part in _fold(_words(line), max(20, out.width - margin))]
-    line = styled(head, " " * gap, (f"\n{' ' * margin}".join(lines), style))
+    words = [_words(line) for line in printable(text).split("\n")]
+    longest = max(_width(word) for line in words for word in line)
+    below = margin + _width(text) > out.width and (
+        margin > out.width // 2 or margin + longest > out.width >= INDENT + longest
+    )
+    margin = INDENT if below else margin
+    lines = [part for line in words for part in _fold(line, out.width - margin)]
+    first = (head[0].rstrip(), head[1]) if below else head
+    line = styled(first, f"\n{' ' * margin}" if below else " " * gap, (f"\n{' ' * margin}".join(lines), style))
     line.rstrip()
     out.print(line, soft_wrap=True)
 

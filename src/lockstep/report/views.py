@@ -10,8 +10,12 @@ from collections.abc import Iterable
 
 import msgspec
 
+from lockstep.units import percent
+
 Numbers = list[float | None]
 DIGITS = 6
+# A finding that costs less than this share of the time is said without it.
+LEAST_COST = 0.005
 
 
 class View(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -203,6 +207,14 @@ class Said(View, frozen=True):
     why: str = ""
     next: str = ""
     cost: float = 0.0
+
+    def share(self) -> str:
+        """What of the time it costs, in words; empty where that is next to nothing."""
+        return f"{percent(self.cost)} of the time" if self.cost >= LEAST_COST else ""
+
+    def lines(self) -> list[tuple[str, str]]:
+        """What stands below the verdict: why, and what to do next, as far as they are known."""
+        return [(label, text) for label, text in (("why", self.why), ("next", self.next)) if text]
 
 
 class About(View, frozen=True):

@@ -20,6 +20,7 @@ from lockstep.placement import FIRST_BUCKET_BYTES, LAUNCHERS, STRATEGIES, Ddp, P
 from lockstep.recipe import Recipe
 from lockstep.resolve import checks
 from lockstep.resolve.backend import choose_backend
+from lockstep.units import counted
 
 __all__ = ["Resolved", "choose_backend", "choose_device", "resolve"]
 
@@ -143,9 +144,9 @@ def _threads(placement: Placement) -> Decision:
         return placement.threads, ""
     # Emulated hosts share this machine's cores.
     sharing = placement.ranks if placement.emulated else ranks_per_host(placement)
-    here, unit = cores(), "rank" if sharing == 1 else "ranks"
+    here = cores()
     about = "of this machine, not of the cluster's nodes" if elsewhere(placement) else "of this host"
-    return max(1, here // sharing), f"{here} cores {about}, divided by {sharing} {unit}"
+    return max(1, here // sharing), f"{counted(here, 'core')} {about}, divided by {counted(sharing, 'rank')}"
 
 
 def _memory_format(placement: Placement, script: bool) -> Decision:

@@ -19,6 +19,9 @@ from lockstep.study.folder import StudyFolder
 from lockstep.study.plan import Cell, Planned
 from lockstep.study.timing import CellTime, Raced, read
 
+LONG = 120
+"""The longest name of a cell that is made of the keys that differ."""
+
 
 @dataclass
 class Sample:
@@ -184,9 +187,18 @@ def of_runs(runs: Sequence[Run]) -> list[Group]:
         group.samples.append(Sample((seed, earlier), view(run)))
         group.planned += 1
     labels = _labels(keys)
+    if any(len(label) > LONG for label in labels.values()):
+        labels = {name: _called(found[name]) for name in labels}
     for name, label in labels.items():
         found[name].name = label
     return list(found.values())
+
+
+def _called(group: Group) -> str:
+    """By the tag or id of its first run: what differs between very different runs is no name."""
+    first, more = group.samples[0].run, len(group.samples) - 1
+    name = first.tags[0] if first.tags else first.id
+    return f"{name} and {more} more" if more else name
 
 
 def _labels(keys: dict[str, dict[str, Any]]) -> dict[str, str]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from statistics import fmean
+from typing import NamedTuple
 
 from lockstep.metrics import metric_of
 from lockstep.placement import changes_mathematics
 from lockstep.settings import dotted
 from lockstep.study.fairness import what_differs
 from lockstep.study.gather import Group
-from lockstep.turns.where import by_cores, despite_cores, told, where
+from lockstep.turns.where import Phases, beyond_share, by_cores, phases, told, where
 from lockstep.units import counted
 
 # Epochs that differ by less than a hundredth are no reason.
 SAME_WORK = 0.01
 BATCH = ("batch_per_rank", "global_batch")
+UNKNOWN = "not known: other work had the cores, which slows some more than others"
 
 
 def known(more: Group, less: Group, metric: str) -> str:
@@ -41,24 +43,44 @@ def _recipes(more: Group, less: Group) -> str:
     return f"'{more.name}' against '{less.name}': {', '.join(found)}" if found else ""
 
 
-def of_speed(cell: Group, base: Group) -> str:
-    """In which phase of a step a cell differs from the baseline: by the race, else by the steps of one run of each.
+class Side(NamedTuple):
+    """One of two that are compared."""
 
-    With more or fewer cores every phase differs, and what counts is how much of a step is exchange; where more cores are slower, which
-    phases take longer than their share.
+    cores: int
+    phases: Phases
+    """Seconds of each for a sample, and of the whole as `total`; empty where they are not known."""
+
+
+def of_difference(ours: Side, theirs: Side, faster: bool, alike: bool, there: int | None, starved: bool) -> str:
+    """Why one is faster or slower than the other: the one rule for races, studies and runs. Empty where nothing is known that says it.
+
+    With more or fewer cores every phase differs; that counts where the recipe is `alike`. `there`: the cores of the machine.
     """
-    there = cores_of(cell)
-    if there and (most := max(cell.cores, base.cores)) > there:
-        return f"{most} threads take turns on {counted(there, 'core')}"
-    if cell.cores != base.cores and not {*what_differs(cell, base)} - {*BATCH}:
-        ours, theirs = _phases(cell), _phases(base)
-        if ours and theirs and (ours["total"] > theirs["total"]) == (cell.cores > base.cores):
-            return despite_cores(cell.cores, base.cores, ours, theirs)
-        return by_cores(cell.cores, base.cores, ours["exchange"] / ours["total"] if ours.get("exchange") else 0.0)
+    more, fewer = max(ours.cores, theirs.cores), min(ours.cores, theirs.cores)
+    if there and more > there:
+        return f"{more} threads take turns on {counted(there, 'core')}"
+    if starved:
+        return UNKNOWN
+    if alike and more != fewer:
+        if faster == (ours.cores > theirs.cores):
+            return by_cores(ours.cores, theirs.cores, ours.phases)
+        slow, fast = (theirs, ours) if faster else (ours, theirs)
+        return beyond_share(more, fewer, slow.phases, fast.phases)
+    if not ours.phases or not theirs.phases:
+        return ""
+    # Steps may say otherwise than whole trainings: they are no reason then.
+    return told(ours.phases, theirs.phases) if (ours.phases["total"] < theirs.phases["total"]) == faster else ""
+
+
+def of_speed(cell: Group, base: Group, faster: bool, starved: bool) -> str:
+    """By the race, else by the steps of one run of each."""
     if cell.time and base.time:
-        return where(cell.time.cell.name, base.time.cell.name, cell.time.race.windows)
-    ours, theirs = _phases(cell), _phases(base)
-    return told(ours, theirs) if ours and theirs else ""
+        both = phases(cell.time.cell.name, base.time.cell.name, cell.time.race.windows) or ({}, {})
+    else:
+        both = _phases(cell), _phases(base)
+    alike = not {*what_differs(cell, base)} - {*BATCH}
+    sides = Side(cell.cores, both[0]), Side(base.cores, both[1])
+    return of_difference(*sides, faster, alike, cores_of(cell), starved)
 
 
 def cores_of(cell: Group) -> int | None:
@@ -87,7 +109,7 @@ def of_learning(cell: Group, base: Group) -> str:
     return "; ".join(found)
 
 
-def _phases(group: Group) -> dict[str, float]:
+def _phases(group: Group) -> Phases:
     """Seconds of each phase for a sample, by the race, else from the records of its first run; empty where they are not known."""
     if group.time and (raced := group.time.phases()):
         samples = group.time.plan.global_batch

@@ -15,6 +15,7 @@ from torch import nn
 from lockstep.recipe import EarlyStopping
 from lockstep.training.evaluate import Evaluation
 from lockstep.training.state import whole_state
+from lockstep.units import counted
 
 
 @dataclass
@@ -71,7 +72,7 @@ class Stopping:
         settings, standing = self._settings, self._standing
         if not settings.patience or standing.waited < settings.patience:
             return None
-        return f"early stopping: no better {settings.on.replace('_', ' ')} for {standing.waited} epochs; best in epoch {standing.epoch}"
+        return f"early stopping: no better {settings.on.replace('_', ' ')} for {counted(standing.waited, 'epoch')}; best in epoch {standing.epoch}"
 
     @property
     def standing(self) -> Standing:

@@ -4,30 +4,38 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 from lockstep.turns.estimate import Window
 from lockstep.units import counted, duration, percent
 
 # Medians of rounds that differ by less say nothing.
 SAME = 0.01
-# Phases beyond their share: so many are named, where each is at least this part of all that is beyond.
-NAMED, PART = 2, 0.2
+# Of phases that take longer than they should.
+MOST_NAMED = 2
+Phases: TypeAlias = Mapping[str, float]
 
 
 def where(one: str, other: str, windows: Sequence[Window]) -> str:
     """Which phase has the largest part of the difference, for each sample; empty where nobody knows the phases of one of them."""
+    both = phases(one, other, windows)
+    return told(*both) if both else ""
+
+
+def phases(one: str, other: str, windows: Sequence[Window]) -> tuple[Phases, Phases] | None:
+    """Seconds of each phase for a sample on both sides, in the rounds that both took part in, and of the whole as `total`."""
     rounds: dict[tuple[int, int], dict[str, Window]] = {}
     for window in windows:
         if window.phases:
             rounds.setdefault((window.start, window.round), {})[window.contender] = window
     both = [found for found in rounds.values() if {one, other} <= found.keys()]
     if not both:
-        return ""
-    return told(*(_phases([found[name] for found in both]) for name in (one, other)))
+        return None
+    return _phases([found[one] for found in both]), _phases([found[other] for found in both])
 
 
-def told(ours: Mapping[str, float], theirs: Mapping[str, float]) -> str:
-    """In words, from the seconds of each phase of a sample on both sides, and of the whole as `total`."""
+def told(ours: Phases, theirs: Phases) -> str:
+    """Which phase has the largest part of the difference, in words."""
     whole, others = ours["total"], theirs["total"]
     if abs(whole / others - 1) < SAME:
         return f"a sample takes {duration(whole)} in both"
@@ -39,28 +47,31 @@ def told(ours: Mapping[str, float], theirs: Mapping[str, float]) -> str:
     )
 
 
-def by_cores(cores: int, others: int, exchange: float) -> str:
-    """Where one side has more cores, every phase differs: what counts is that, and what share of a step is exchange."""
-    told = f"{counted(cores, 'core')} instead of {others}"
-    return f"{told}; {percent(exchange)} of a step is exchange" if exchange > 0 else told
-
-
-def despite_cores(cores: int, others: int, ours: Mapping[str, float], theirs: Mapping[str, float]) -> str:
-    """Where the side with more cores is slower: which phases take longer than their share, from the seconds of each phase of a sample."""
-    (most, slow), (few, fast) = sorted([(cores, ours), (others, theirs)], key=lambda side: -side[0])
-    shares = {phase: fast.get(phase, 0.0) * few / most for phase in slow if phase != "total"}
-    beyond = {phase: slow[phase] - share for phase, share in shares.items() if slow[phase] > share}
-    largest = sorted(beyond, key=lambda phase: -beyond[phase])[:NAMED]
-    said = [
-        f"{phase} takes {duration(slow[phase])}"
-        + (f" where its share is {duration(shares[phase])}" if shares[phase] > 0 else "")
-        for phase in largest
-        if beyond[phase] > PART * sum(beyond.values())
+def by_cores(cores: int, others: int, phases: Phases) -> str:
+    """Where one side has more cores and is faster, every phase differs: what counts is that, and what share of a step is no computing."""
+    shares = [
+        f"{percent(phases[name] / phases['total'])} of a step is {name}"
+        for name in ("exchange", "waiting")
+        if phases.get(name, 0.0) > 0
     ]
-    return f"{counted(cores, 'core')} instead of {others}" + (f"; with {most}, {' and '.join(said)}" if said else "")
+    return "; ".join([f"{counted(cores, 'core')} instead of {others}", *shares])
 
 
-def _phases(windows: Sequence[Window]) -> dict[str, float]:
+def beyond_share(more: int, fewer: int, slow: Phases, fast: Phases) -> str:
+    """Where more cores are slower: what of a sample takes longer than their number lets expect. `slow`: the phases of those with more."""
+    if not slow or not fast:
+        return ""
+    share = {name: slow[name] - fast.get(name, 0.0) * fewer / more for name in slow}
+    beyond = sorted((name for name in share if name != "total" and share[name] > 0), key=share.__getitem__)[::-1]
+    named = ", ".join(f"{name} {duration(share[name])}" for name in beyond[:MOST_NAMED])
+    expected = duration(fast["total"] * fewer / more)
+    return (
+        f"with {counted(more, 'core')} instead of {fewer} a sample should take {expected} and takes {duration(slow['total'])}; "
+        f"beyond its share of that: {named}"
+    )
+
+
+def _phases(windows: Sequence[Window]) -> Phases:
     """Seconds of each phase for a sample, the median over windows, and of the whole."""
     found = {
         phase: statistics.median(window.phases.get(phase, 0.0) / window.samples for window in windows)
