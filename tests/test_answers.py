@@ -175,8 +175,8 @@ def test_more_cores_that_are_slower_are_no_reason_by_themselves(tmp_path: Path) 
     made = Made(tmp_path, cells=cells, repeats=5)
     made.race({"one": 100.0, "2 ranks": 130.0})
     ranks = answers(of_study(made.folder))[0]
-    assert ranks.why.startswith("2 cores instead of 1; with 2, "), ranks
-    assert " where its share is " in ranks.why
+    assert ranks.why.startswith("with 2 cores instead of 1 a sample should take "), ranks
+    assert "; beyond its share of that: " in ranks.why
 
 
 def test_runs_made_once_settle_nothing_and_a_race_of_them_would(tmp_path: Path) -> None:
