@@ -49,13 +49,13 @@ fuzz: $(VENV)/.tools  ## Look for inputs that end in a traceback or a hang: FUZZ
 
 lint: $(VENV)/.tools  ## Check style, types, and that docs/map.md is of today.
 	@$(BIN)/python docs/code_map.py --check
-	@$(BIN)/ruff check src tests benchmarks
-	@$(BIN)/ruff format --check src tests benchmarks
+	@$(BIN)/ruff check src tests benchmarks docs examples
+	@$(BIN)/ruff format --check src tests benchmarks docs examples
 	@$(BIN)/mypy
 
 format: $(VENV)/.tools  ## Rewrite the code in the house style.
-	$(BIN)/ruff check --fix src tests benchmarks
-	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests benchmarks docs examples
+	$(BIN)/ruff format src tests benchmarks docs examples
 
 map: setup  ## Write docs/map.md from the source.
 	@$(BIN)/python docs/code_map.py

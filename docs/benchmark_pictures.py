@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark_figures import newest
+
 from lockstep.report.vega import files
 from lockstep.report.views import AnyChart, Axis, Dot, Lines, Point, Points, Scatter, Series
 

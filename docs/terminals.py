@@ -68,7 +68,9 @@ SHOWN = {
     "checkpoints": Shown(
         "lockstep run --resume last ranks=2 epochs=4", ("lockstep run data=embedded epochs=2 --checkpoint-every 1",)
     ),
-    "clusters": Shown("lockstep comms hosts=emulated:2 ranks=2 link=1gbit,0.5ms --collective all_reduce --backend gloo"),
+    "clusters": Shown(
+        "lockstep comms hosts=emulated:2 ranks=2 link=1gbit,0.5ms --collective all_reduce --backend gloo"
+    ),
     "data": Shown("lockstep data show embedded --count 6"),
     "emulated-hosts": Shown("lockstep run data=embedded ranks=4 hosts=emulated:2 link=1gbit,0.5ms"),
     "export": Shown(
