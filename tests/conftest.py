@@ -19,7 +19,9 @@ import pytest
 
 import slurm_cluster
 from house import ROOT
+from lockstep.data.store import is_offline
 from lockstep.files import locked
+from lockstep.text import last_line
 from slurm_cluster import Cluster
 from support import SHORT, Cli, processes_of
 
@@ -164,10 +166,8 @@ def frameworks() -> Path:
             for words in ([sys.executable, "-m", "venv", str(folder)], [*install, pinned], [*install, *FRAMEWORKS]):
                 made = subprocess.run(words, env=environment, capture_output=True, text=True)
                 if made.returncode:
-                    said = (
-                        f"{' and '.join(FRAMEWORKS)} cannot be installed: {[*made.stderr.strip().splitlines(), ''][-1]}"
-                    )
-                    if os.environ.get("LOCKSTEP_OFFLINE"):
+                    said = f"{' and '.join(FRAMEWORKS)} cannot be installed: {last_line(made.stderr)}"
+                    if is_offline():
                         pytest.skip(said)
                     pytest.fail(f"{said}; LOCKSTEP_OFFLINE=1 skips what needs them")
             stamp.touch()

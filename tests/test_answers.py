@@ -27,7 +27,7 @@ from lockstep.report.spoken import names
 from lockstep.report.subject import of_runs, of_study
 from lockstep.report.terminal import draw
 from lockstep.report.views import About, Said
-from lockstep.run import Run, write_atomic
+from lockstep.run import Run, write_atomic, write_tags
 from lockstep.study import reasons
 from lockstep.study.compare import runs_document
 from lockstep.study.reasons import Side
@@ -263,6 +263,9 @@ PARTS = {"forward": 2e-5, "backward": 1e-5, "exchange": 0.0, "total": 3e-5}
             "with 2 cores instead of 1 a sample should take 15.0 µs and takes 48.0 µs; beyond its share of that: exchange 30.0 µs, forward 2.00 µs",
         ),
         (Side(2, {}), False, True, False, ""),
+        # The whole training was slower with two; its steps are not.
+        (Side(2, {**PARTS, "total": 2e-5}), False, True, False, ""),
+        (Side(2, {"forward": 1e-5, "backward": 4e-6, "total": 1.4e-5}), False, True, False, ""),
         (Side(1, {**PARTS, "forward": 1e-5, "total": 2e-5}), True, False, False, "a sample takes 20.0 µs instead of 30.0 µs; the largest part of that is forward, 10.0 µs instead of 20.0 µs"),
         # The whole training was slower, its steps are not: they are no reason.
         (Side(1, {**PARTS, "forward": 1e-5, "total": 2e-5}), False, False, False, ""),
@@ -286,6 +289,19 @@ def test_accuracies_on_different_data_are_not_compared(tmp_path: Path) -> None:
     (said,) = answers(of_runs(runs))
     assert said.verdict.startswith("mnist: not settled; in one run of each it trained 1.2 times as fast as embedded")
     assert "accuracy" not in said.verdict
+
+
+@pytest.mark.parametrize(("tags", "names"), [(("mine", "mine"), ["a", "b"]), (("one", "two"), ["one", "two"])])
+def test_very_different_runs_have_names_of_their_own(tmp_path: Path, tags: tuple[str, str], names: list[str]) -> None:
+    """Cells are found by their names: two that are called alike would have each other's figures."""
+    folders = Folders(tmp_path)
+    other = msgspec.structs.replace(
+        RECIPE, data="mnist", global_batch=12, epochs=7, compile=True, fused=False, loss="mse", normalize="none", precision="bf16"
+    )
+    runs = [folders.run("a", placement=ALONE), folders.run("b", other, msgspec.structs.replace(BOTH, timeout_s=9.0))]
+    for run, tag in zip(runs, tags, strict=True):
+        write_tags(run.folder, [tag])
+    assert [group.name for group in of_runs(runs).groups] == names
 
 
 def test_a_cell_that_is_left_out_is_no_cell_of_the_answer(tmp_path: Path) -> None:

@@ -22,9 +22,11 @@ from lockstep.explain import attached, inflating
 from lockstep.explain.asked import of_run
 from lockstep.explain.finding import Finding
 from lockstep.inside import layout
+from lockstep.inside.clock import BACKWARD, EXCHANGE, Clock
 from lockstep.inside.frameworks import Frameworks
 from lockstep.inside.recorder import Recorder
 from lockstep.inside.rows import Rows
+from lockstep.inside.standins import Iterators
 from lockstep.inside.suspects import Suspects
 from lockstep.measure.attached import read_beside
 from lockstep.measure.records import PHASES
@@ -115,6 +117,10 @@ def test_methods_of_the_user_are_called_as_they_were_written() -> None:
     assert hasattr(Mine.on_step, "__wrapped__"), "it is timed"
 
 
+def test_a_loader_whose_iterator_is_a_generator_is_let_alone() -> None:
+    Iterators(lambda function: function).meet(number for number in range(3))
+
+
 # --- accumulation --------------------------------------------------------------------------------------------------------------
 
 
@@ -175,6 +181,22 @@ def test_exchanges_are_counted_by_backward_passes(cli: Cli, body: str, exchanged
     assert (seen["exchanged"], seen["updates"]) == (exchanged, updates)
 
 
+def test_the_exchange_after_a_part_that_is_computed_again_is_exposed() -> None:
+    """Reentrant checkpointing: the last gradient comes within a backward pass of its own, and the exchange is waited for after it."""
+    clock = Clock(lambda row, beside: None, lambda evaluated, saved: None)
+    clock.adopt(1)
+    clock.exchanges = True
+    clock.enter_backward()
+    clock.enter_backward()
+    clock.ready = time.perf_counter_ns()
+    clock.leave_backward()
+    time.sleep(0.01)
+    clock.leave_backward()
+    assert clock._phases[EXCHANGE] >= 10_000_000
+    assert clock._phases[BACKWARD] < 10_000_000
+    assert (clock.backwards, clock.exchanged) == (1, 1)
+
+
 # --- schedules -----------------------------------------------------------------------------------------------------------------
 
 
@@ -209,6 +231,12 @@ def test_a_schedule_is_compared_with_the_updates_of_its_own_optimizer() -> None:
     (found,) = schedule(suspects.seen)
     assert found.verdict == "the learning-rate schedule goes on 2 times per update"
     assert "40 times in 20 updates of its optimizer" in found.why
+
+
+def test_runs_of_earlier_versions_have_one_number_where_two_are_told_now() -> None:
+    assert schedule({"scheduled": 31, "steps": 16}) == []
+    seen = {"find_unused_parameters": True, "unused": 2}
+    assert "unused" not in causes(list(inflating.exchange(evidence([seen, seen]), seen)))
 
 
 WGAN = """

@@ -202,8 +202,6 @@ def test_wrong_words(cli: Cli, words: list[str], message: str) -> None:
     ],
 )
 def test_wrong_options_are_one_line(capsys: pytest.CaptureFixture[str], words: str, message: str) -> None:
-    from lockstep.cli.commands import call
-
     assert call(words.split()) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"lockstep: {message}")
@@ -462,7 +460,6 @@ def test_a_users_data_set_is_called_once_for_all_ranks(cli: Cli) -> None:
     assert (cli.folder / "calls.txt").read_text() == "x"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -478,6 +475,7 @@ def test_the_race_after_a_proof_has_the_words_of_the_proof(words: tuple[str, ...
     assert verify.race_of(words, 2, *where) == said
 
 
+@pytest.mark.slow
 def test_demo_without_a_network_uses_the_embedded_set_and_says_so(cli: Cli) -> None:
     result = cli("demo", timeout=200, LOCKSTEP_OFFLINE="1", LOCKSTEP_DATA=str(cli.folder / "empty"))
     assert result.returncode == 0, result.stderr
@@ -510,6 +508,7 @@ def test_the_python_interface(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("closed", [">&-", "2>&-"])
 def test_closed_streams_are_no_reason_to_fail(cli: Cli, closed: str) -> None:
     """Some daemons start a process without standard output."""
-    done = subprocess.run(["bash", "-c", f'"$@" {closed}', "-", *cli.argv("--version")], capture_output=True, text=True)
-    assert done.returncode == 0
-    assert "Traceback" not in done.stdout + done.stderr
+    for words, code in ((("--version",), 0), (("show", "nothing"), 2)):
+        done = subprocess.run(["bash", "-c", f'"$@" {closed}', "-", *cli.argv(*words)], capture_output=True, text=True)
+        assert done.returncode == code
+        assert "Traceback" not in done.stdout + done.stderr

@@ -229,6 +229,10 @@ def test_compute_between_and_beyond_what_was_measured() -> None:
     assert sum(turns[:3]) == 2 * (3 * 13.5 + 1), "six ranks where three have room: all of it twice"
     there = Compute(ranks=3, wrapper=0.5, alone=made, sharing=[replace_point(p, 4.5) for p in made]).parts(4, 3, 6, 8)
     assert sum(there[:3]) == 3 * (9 + 0.5) + 1 + 3 * 4.0 * 5 / 2, "eight have room: contention goes on to grow"
+    quicker = Compute(ranks=3, wrapper=0.5, alone=made, sharing=[replace_point(p, -0.5) for p in made]).parts(
+        4, 1, 64, 64
+    )
+    assert quicker.contention == -1.0, "less than nothing, as measured with three: noise, which does not grow"
 
 
 def test_ranks_take_turns_only_where_there_are_no_cores_for_them() -> None:

@@ -17,6 +17,7 @@ from lockstep.files import TEMPORARY
 from lockstep.launch import prepare
 from lockstep.launch.base import Start
 from lockstep.launch.cause import first_cause, signal_name
+from lockstep.launch.ending import HungUp, signals_as_interrupt
 from lockstep.launch.supervise import supervise
 from lockstep.run import RESERVE, Run, Spec, write_atomic
 from lockstep.settings import load
@@ -30,6 +31,18 @@ def planned(tmp_path: Path) -> tuple[Run, Spec]:
 
 def shell(text: str, rank: int | None = 0, what: str = "the launcher") -> Start:
     return Start(["sh", "-c", text], rank=rank, what=what)
+
+
+def test_a_closed_terminal_is_heard_once() -> None:
+    """The kernel says it, and the shell: the second must not disturb what follows from the first."""
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        with pytest.raises(HungUp), signals_as_interrupt(), signals_as_interrupt(hung_up=HungUp) as received:
+            signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
+        assert received == [signal.SIGHUP]
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def done(run: Run, before: str = "true") -> Start:

@@ -66,6 +66,7 @@ def test_every_module_that_has_a_hook_is_waited_for(tmp_path: Path) -> None:
         ("mpirun -n 2 python -m mine -n 100", 2, "mpirun -n 1 python -m mine -n 100"),
         ("srun -n 2 python -m mine -n 100", 2, "srun -n 1 python -m mine -n 100"),
         ("mpirun -n 2 ./train -n 100", 2, "mpirun -n 1 ./train -n 100"),
+        ("mpirun --bind-to core -n 2 ./train -n 100", 2, "mpirun --bind-to core -n 1 ./train -n 100"),
         ("srun -n 2 bash run.sh -n 5 --ntasks=3", 2, "srun -n 1 bash run.sh -n 5 --ntasks=3"),
         (
             "python -m accelerate launch --num_processes=2 -m mine",
@@ -136,6 +137,8 @@ def test_the_batch_is_the_global_one() -> None:
             "--nproc_per_node auto: how many ranks that is, the launcher",
         ),
         (("--", "mpirun", "./train", "-n", "100"), "it is not known how many ranks"),
+        (("--", "mpirun", "--bind-to", "core", "./train", "-n", "100"), "it is not known how many ranks"),
+        (("--", "mpirun", "--oversubscribe", "env", "-n", "100"), "it is not known how many ranks"),
         (("--ranks", "3", "--", "torchrun", "--nproc-per-node", "2", "train.py"), "has no {ranks}"),
         (("--batch", "8", "--", "torchrun", "--nproc-per-node", "2", "train.py"), "has no {batch}"),
         (("--", "torchrun", "--nproc-per-node", "2", "train.py", "{batch}"), "--batch N says"),

@@ -144,7 +144,9 @@ def _recipe(words: tuple[str, ...], runs: Path | None, data_root: str | None, ke
 def race_of(words: tuple[str, ...], ranks: int, runs: Path | None, data_root: str | None) -> str:
     """The same words as a race against one process: what they say of a recipe holds for both, what they say of a placement for the ranks."""
     fields = set(Placement.__struct_fields__)
-    placed = [word for word in words if "=" in word and word.partition("=")[0].partition(".")[0] in fields]
+    placed = [
+        word for word in words if "=" in word and word.partition("=")[0].partition(".")[0].replace("-", "_") in fields
+    ]
     common = [word for word in words if word not in placed]
     several = [f"ranks={ranks}", *(word for word in placed if not word.startswith("ranks="))]
     argv = ["lockstep", "race", "ranks=1", shlex.join(several)] + (["--all", shlex.join(common)] if common else [])

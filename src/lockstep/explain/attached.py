@@ -33,7 +33,7 @@ def answer(evidence: Evidence) -> Iterator[Finding]:
 def _learning(evidence: Evidence, seen: dict[str, Any]) -> Iterator[Finding]:
     """What changes what is learned, or what is measured of it."""
     loader = seen.get("loader") or {}
-    scheduled, updates = seen.get("scheduled") or (0, 0)
+    scheduled, updates = inflating.pair(seen, "scheduled")
     often = scheduled / updates if updates else 0.0
     if often > TOO_OFTEN:
         yield Finding(

@@ -60,6 +60,12 @@ def _mode(cause: str, verdict: str, why: str, advice: str) -> Finding:
     return Finding(verdict=verdict, why=why, next=advice, cause=cause, inflates=True, figures={"cause": cause})
 
 
+def pair(seen: dict[str, Any], key: str) -> tuple[int, int]:
+    """Two counts that belong together. Earlier versions told one number, which says too little."""
+    told = seen.get(key)
+    return (int(told[0]), int(told[1])) if isinstance(told, list | tuple) and len(told) == 2 else (0, 0)
+
+
 def _exposed(evidence: Evidence) -> str:
     step = evidence.step
     return f"{duration(step['exchange'] + step['waiting'])} of {duration(step['total'])}"
@@ -73,7 +79,7 @@ def exchange(evidence: Evidence, seen: dict[str, Any]) -> Iterator[Finding]:
     timed = f"exposed exchange takes {_exposed(evidence)}"
     figures = {"exchange_s": exposed, "step_s": step["total"]}
     # A parameter that one rank uses is a used one, to DDP; the rank that does not use it would fail without the flag.
-    looks = [rank["unused"] for rank in evidence.run.attached_ranks() if rank.get("unused")]
+    looks = [pair(rank, "unused") for rank in evidence.run.attached_ranks() if rank.get("unused")]
     looked = min((passes for passes, _ in looks), default=0)
     if seen.get("find_unused_parameters") and looked >= LOOKS and not any(unused for _, unused in looks):
         yield Finding(

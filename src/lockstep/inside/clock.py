@@ -234,9 +234,10 @@ class Clock:
         if BACKWARD in self.stack[:-1]:  # a part of the model is computed again, within another backward pass
             self.leave()
             return
-        if self.exchanges and self.ready > self._last and self.stack and self.stack[-1] == BACKWARD:
-            self._phases[BACKWARD] += self.ready - self._last
-            self._last = self.ready
+        if self.exchanges and self.ready and self.stack and self.stack[-1] == BACKWARD:
+            began = max(self.ready, self._last)  # the last gradient may have come within another pass, which was timed
+            self._phases[BACKWARD] += began - self._last
+            self._last = began
             self.stack[-1] = EXCHANGE
             self.leave()
             self._before = BACKWARD

@@ -14,7 +14,7 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
-from .clock import CHECKPOINT, EXCHANGE, OPTIMIZER, READING, SCHEDULE, ZEROING
+from .clock import BACKWARD, CHECKPOINT, EXCHANGE, OPTIMIZER, READING, SCHEDULE, ZEROING
 from .frameworks import Frameworks
 from .gradients import FILE as GRADIENTS
 from .gradients import Arrivals
@@ -185,7 +185,8 @@ class Hooks:
                     modules.learns_in_evaluation_mode()
                 if arrivals.watching:
                     arrivals.backward_begins()
-                suspects.backward_begins()
+                if BACKWARD not in clock.stack:  # else a part of the model is computed again
+                    suspects.backward_begins()
                 clock.enter_backward()
                 try:
                     return function(*args, **keywords)

@@ -6,6 +6,7 @@ proof_files.py says which files it goes into.
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import Any
 
 from .orders import Orders
@@ -59,7 +60,8 @@ class Ledger:
         if self._settings["no_dropout"]:
             for part in module.modules():
                 for name in _dropout_rates(part):
-                    setattr(part, name, 0.0)
+                    with suppress(AttributeError):  # a property that cannot be set
+                        setattr(part, name, 0.0)
         return learns
 
     def begin_pass(self, module: Any, args: Any, keywords: Any) -> None:

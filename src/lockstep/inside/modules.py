@@ -124,12 +124,11 @@ class Modules:
         if own is not found:
             found.exchanging += own.exchanging
 
-    def _exchanges(self, learner: Learner) -> bool:
-        """Whether the backward pass of this call will."""
+    def _exchanges(self, learner: Learner) -> None:
+        """Tells the clock whether the backward pass of this call will exchange."""
         try:
             told = [each.before_forward() for each in learner.exchanging]
             self._clock.exchanges = any(told)
         except Exception as error:
             learner.exchanging, self._clock.exchanges = [], False
             complain(f"what the model exchanges is not told apart: {type(error).__name__}: {error}")
-        return self._clock.exchanges

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from typing import Any
 
@@ -43,7 +44,8 @@ class Iterators:
         kind: Any = type(iterator)
         if kind not in self._known:
             self._known.add(kind)
-            kind.__next__ = self._stand_in(kind.__next__)
+            with suppress(TypeError):  # a generator's cannot be replaced
+                kind.__next__ = self._stand_in(kind.__next__)
 
 
 def leave_no_trace() -> None:

@@ -183,7 +183,7 @@ def _own_code(lab: Lab, task: Task, folder: Path) -> Iterator[str]:
         for name in filter(is_spec, map(str.strip, str(settings[key]).split(","))):
             where = name.rpartition(":")[0]
             module = where.partition(".")[0]
-            if where.endswith(".py") or exists(folder / f"{module}.py") or exists(folder / module):
+            if where.endswith(".py") or exists(folder / f"{module}.py") or exists(folder / module / "__init__.py"):
                 yield (
                     f"{task.name}: {key}={name} names a file, which grading does not have: name what comes with Lockstep, "
                     f"or code of an installed package ({key}=package.module:name)"

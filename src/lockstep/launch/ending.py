@@ -43,12 +43,15 @@ class HungUp(BaseException):
 def signals_as_interrupt(hung_up: type[BaseException] = KeyboardInterrupt) -> Iterator[list[int]]:
     """SIGTERM and SIGHUP stop a run as Ctrl-C does: in order, keeping what was measured. The list is of those that came.
 
-    `hung_up`: what a closed terminal raises instead.
+    `hung_up`: what a closed terminal raises instead. It is heard once: the kernel says it, and the shell, and the second must not
+    disturb what the first one has begun.
     """
     received: list[int] = []
 
     def interrupt(number: int, frame: Any) -> None:
         received.append(number)
+        if number == signal.SIGHUP:
+            signal.signal(number, signal.SIG_IGN)
         raise hung_up if number == signal.SIGHUP else KeyboardInterrupt
 
     try:
@@ -62,7 +65,8 @@ def signals_as_interrupt(hung_up: type[BaseException] = KeyboardInterrupt) -> It
         yield received
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) is interrupt:
+                signal.signal(number, handler)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from lockstep.run import Spec
 
 # Six signs of life that did not come. On a busy machine a few are late, and no timeout is so short that this would say more.
 LEAST_PATIENCE_S = 3.0
+LEAST_LOOKS = 4
 Beat = Mapping[str, Any]
 """A rank's last sign of life (Run.rank_statuses)."""
 
@@ -32,9 +33,10 @@ class Stalled(Exception):
 class StallWatch:
     """Compares each rank's last sign of life with the one before; clocks of other hosts do not matter."""
 
-    def __init__(self, spec: Spec) -> None:
-        # Half of what the others would wait, so that the stopped rank is named before they give up.
-        self._patience_s = max(LEAST_PATIENCE_S, spec.placement.timeout_s / 2)
+    def __init__(self, spec: Spec, every_s: float = 0.0) -> None:
+        """`every_s`: how often it is asked."""
+        # Half of what the others would wait, so that the stopped rank is named before they give up; and several looks.
+        self._patience_s = max(LEAST_PATIENCE_S, spec.placement.timeout_s / 2, LEAST_LOOKS * every_s)
         self._seen: dict[int, tuple[float, float]] = {}
         self._checked: float | None = None
 

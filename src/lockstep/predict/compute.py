@@ -44,13 +44,13 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True):
         compute = accumulation * (alone.seconds - alone.optimizer) + alone.optimizer
         # DDP's forward and its hooks recur in every pass.
         wrapper = accumulation * self.wrapper
-        if sharing == 1 or not self.sharing:
+        if sharing == 1 or self.ranks == 1 or not self.sharing:
             return Parts(compute, wrapper, 0.0, alone.backward)
         shared = at(self.sharing, micro)
         # Measured with one rank and with several; contention is assumed to grow linearly between the two, and beyond while there are cores.
         share = (min(sharing, room) - 1) / (self.ranks - 1)
-        contention = accumulation * (shared.seconds - self.wrapper - alone.seconds) * share
-        backward = alone.backward + (shared.backward - alone.backward) * share
+        contention = accumulation * _grown(shared.seconds - self.wrapper - alone.seconds, share)
+        backward = alone.backward + _grown(shared.backward - alone.backward, share)
         turns = max(1.0, sharing / room)  # more ranks than the host has cores for
         whole = compute + wrapper + contention
         return Parts(compute, wrapper, turns * whole - compute - wrapper, turns * backward)
@@ -58,6 +58,11 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True):
     def covers(self, micro: float) -> bool:
         """Whether a pass of this many samples lies within the measured range."""
         return self.alone[0].samples <= micro <= self.alone[-1].samples
+
+
+def _grown(excess: float, share: float) -> float:
+    """What sharing costs at `share` times as many further ranks as were measured. Less than nothing is noise, and does not grow."""
+    return excess * (share if excess > 0 else min(share, 1.0))
 
 
 def at(points: Sequence[Point], samples: float) -> Point:

@@ -29,7 +29,7 @@ def here(
     if placement.ranks % placement.hosts:
         raise InputError(f"ranks={placement.ranks} do not divide over hosts={placement.hosts}")
     own = recipe.global_batch if recipe.batch_per_rank is None else recipe.batch_per_rank * placement.ranks
-    least = max(2, placement.ranks)
+    least = 2 if batch else max(2, placement.ranks)  # a batch that is asked about is that of any number of ranks
     if not weak and (batch or own) < least:
         raise InputError(
             f"global_batch={batch or own} leaves some of {least} ranks without a sample: make it {least} or more, or add --weak to "

@@ -40,7 +40,7 @@ def placed(words: Sequence[str], environment: Mapping[str, str] = os.environ) ->
 
 
 def _states_where(words: Sequence[str]) -> bool:
-    """Whether launcher or hosts are stated, by a word or in a file."""
+    """Whether launcher or hosts are stated, by a word or in a file (where one host is as good as none)."""
     _, placement = read_words(words)
     stated = {word.partition("=")[0].strip() for word in words if "=" in word}
     return bool(stated & {"launcher", "hosts"}) or placement.launcher != "auto" or placement.hosts > 1

@@ -101,7 +101,7 @@ def _adopt(session: Session, item: Item) -> Job | None:
 
 
 def _job(item: Item, run: Run, spec: Spec, number: str, began: float) -> Job:
-    return Job(item, run, spec, number, began, slurm.JobWatch(run, spec, number))
+    return Job(item, run, spec, number, began, slurm.JobWatch(run, spec, number, LOOK_S))
 
 
 @dataclass

@@ -265,6 +265,7 @@ def _published(found: Published, groups: Sequence[Group], target: float | None) 
     by_name = {group.name: group for group in groups}
     able = [claim for claim in found.claims if by_name[claim.more].measured and by_name[claim.less].measured]
     compared: dict[int, Comparison] = {}
+    starved = bool(_starved(groups))
     for metric in {claim.metric for claim in able}:
         family = [claim for claim in able if claim.metric == metric]
         sides = [(by_name[claim.more], by_name[claim.less]) for claim in family]
@@ -282,7 +283,7 @@ def _published(found: Published, groups: Sequence[Group], target: float | None) 
                 "high": against.high if against else None,
                 "verdict": _claim_verdict(claim.same, metric_of(claim.metric).kind, against),
                 "why": claim.why,
-                "known": known(by_name[claim.more], by_name[claim.less], claim.metric) if against else "",
+                "known": known(by_name[claim.more], by_name[claim.less], claim.metric, starved) if against else "",
             }
         )
     return {"source": found.source, "figures": found.figures, "claims": claims}

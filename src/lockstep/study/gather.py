@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -188,17 +189,22 @@ def of_runs(runs: Sequence[Run]) -> list[Group]:
         group.planned += 1
     labels = _labels(keys)
     if any(len(label) > LONG for label in labels.values()):
-        labels = {name: _called(found[name]) for name in labels}
+        labels = _called([found[name] for name in labels])
     for name, label in labels.items():
         found[name].name = label
     return list(found.values())
 
 
-def _called(group: Group) -> str:
-    """By the tag or id of its first run: what differs between very different runs is no name."""
-    first, more = group.samples[0].run, len(group.samples) - 1
-    name = first.tags[0] if first.tags else first.id
-    return f"{name} and {more} more" if more else name
+def _called(groups: Sequence[Group]) -> dict[str, str]:
+    """By the tag of its first run where no other group has it, else by that run's id: what differs between very different runs is no name."""
+    firsts = {group.name: group.samples[0].run for group in groups}
+    tags = Counter(first.tags[0] for first in firsts.values() if first.tags)
+    found = {}
+    for group in groups:
+        first, more = firsts[group.name], len(group.samples) - 1
+        name = first.tags[0] if first.tags and tags[first.tags[0]] == 1 else first.id
+        found[group.name] = f"{name} and {more} more" if more else name
+    return found
 
 
 def _labels(keys: dict[str, dict[str, Any]]) -> dict[str, str]:

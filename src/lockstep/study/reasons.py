@@ -10,7 +10,7 @@ from lockstep.placement import changes_mathematics
 from lockstep.settings import dotted
 from lockstep.study.fairness import what_differs
 from lockstep.study.gather import Group
-from lockstep.turns.where import Phases, beyond_share, by_cores, phases, told, where
+from lockstep.turns.where import Phases, beyond_share, by_cores, phases, told
 from lockstep.units import counted
 
 # Epochs that differ by less than a hundredth are no reason.
@@ -19,7 +19,7 @@ BATCH = ("batch_per_rank", "global_batch")
 UNKNOWN = "not known: other work had the cores, which slows some more than others"
 
 
-def known(more: Group, less: Group, metric: str) -> str:
+def known(more: Group, less: Group, metric: str, starved: bool) -> str:
     """In one sentence; empty where nothing is known that says it."""
     if metric_of(metric).learned:
         return _recipes(more, less)
@@ -28,8 +28,8 @@ def known(more: Group, less: Group, metric: str) -> str:
     work, others = more.time.whole_images, less.time.whole_images
     if abs(work / others - 1) > SAME_WORK:
         return f"'{more.name}' trains {work:,.0f} images, '{less.name}' {others:,.0f}"
-    fast, slow = sorted((more.time, less.time), key=lambda time: time.cost)
-    return where(fast.cell.name, slow.cell.name, fast.race.windows)
+    fast, slow = (more, less) if more.time.cost < less.time.cost else (less, more)
+    return of_speed(fast, slow, True, starved)
 
 
 def _recipes(more: Group, less: Group) -> str:
@@ -54,22 +54,22 @@ class Side(NamedTuple):
 def of_difference(ours: Side, theirs: Side, faster: bool, alike: bool, there: int | None, starved: bool) -> str:
     """Why one is faster or slower than the other: the one rule for races, studies and runs. Empty where nothing is known that says it.
 
-    With more or fewer cores every phase differs; that counts where the recipe is `alike`. `there`: the cores of the machine.
+    With more or fewer cores every phase differs; that counts where the recipe is `alike`. `there`: the cores of the machine. Steps may say
+    otherwise than whole trainings: no phase is the reason then.
     """
     more, fewer = max(ours.cores, theirs.cores), min(ours.cores, theirs.cores)
     if there and more > there:
         return f"{more} threads take turns on {counted(there, 'core')}"
     if starved:
         return UNKNOWN
+    if alike and more != fewer and faster == (ours.cores > theirs.cores):
+        return by_cores(ours.cores, theirs.cores, ours.phases)
+    if not ours.phases or not theirs.phases or (ours.phases["total"] < theirs.phases["total"]) != faster:
+        return ""
     if alike and more != fewer:
-        if faster == (ours.cores > theirs.cores):
-            return by_cores(ours.cores, theirs.cores, ours.phases)
         slow, fast = (theirs, ours) if faster else (ours, theirs)
         return beyond_share(more, fewer, slow.phases, fast.phases)
-    if not ours.phases or not theirs.phases:
-        return ""
-    # Steps may say otherwise than whole trainings: they are no reason then.
-    return told(ours.phases, theirs.phases) if (ours.phases["total"] < theirs.phases["total"]) == faster else ""
+    return told(ours.phases, theirs.phases)
 
 
 def of_speed(cell: Group, base: Group, faster: bool, starved: bool) -> str:

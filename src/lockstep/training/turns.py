@@ -11,6 +11,7 @@ from time import perf_counter, process_time
 
 from lockstep import strategies
 from lockstep.backends.group import reduce_max
+from lockstep.errors import InputError
 from lockstep.lines import Line
 from lockstep.machine.cpu import waited_seconds
 from lockstep.machine.starving import link_seconds
@@ -51,8 +52,7 @@ class Turns:
         self._spent = [0.0, 0.0]
         self._since: list[float] | None = None
         self._row, self._asked, self._waited = 0, 0.0, 0.0
-        kind = strategies.kind_of(context.placement.strategy)
-        self._line.answer({"whole_steps": kind.whole_steps(context.placement)})  # ready
+        self._line.answer({"whole_steps": _whole_steps(context)})  # ready
 
     def before_step(self, samples: int) -> None:
         """A step is about to begin; `samples` are those of all ranks."""
@@ -137,6 +137,14 @@ class Turns:
         evaluate(samples)
         self._recorder.clock.flush()
         return reduce_max([perf_counter() - begin])[0]
+
+
+def _whole_steps(context: Context) -> int:
+    strategy = context.placement.strategy
+    found = strategies.kind_of(strategy).whole_steps(context.placement)
+    if not isinstance(found, int) or found < 1:
+        raise InputError(f"strategy={strategy}: whole_steps says {found!r}: how many steps belong together, 1 or more")
+    return found
 
 
 def _clocks() -> list[float]:

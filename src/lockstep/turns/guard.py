@@ -25,6 +25,7 @@ PROC = Path("/proc")
 TICKS_S = os.sysconf("SC_CLK_TCK")
 _PR_SET_CHILD_SUBREAPER = 36
 NOT_STARTED = 127
+GONE_S = 2.0
 
 
 class Process(NamedTuple):
@@ -99,11 +100,14 @@ def end(process: subprocess.Popen[bytes], limit_s: float) -> None:
 
 
 def _end_all() -> None:
-    """End all below the guard. Returns when they are gone: one that is only about to die still holds its files and its memory."""
+    """End all below the guard. Returns when they are gone: one that is only about to die still holds its files and its memory. Those that
+    cannot be ended (another user's, a dead file server's) are not waited for longer than that."""
     send(os.getpid(), signal.SIGKILL)
+    until = time.monotonic() + GONE_S
     with suppress(ChildProcessError):  # orphans are the guard's own children, so it waits for whoever there was
-        while True:
-            os.waitpid(-1, 0)
+        while time.monotonic() < until:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(0.002)
 
 
 def main() -> None:

@@ -119,7 +119,7 @@ class Ranks:
         if self._start_s < START_S:
             late += ": if that is how long it takes, give the race a longer --budget"
         self._lines.join(lambda: self._check(until, late))
-        self.whole_steps = int(self._collect(self._start_s, late)[0].get("whole_steps", 1))
+        self.whole_steps = int(self._collect(until - time.monotonic(), late)[0].get("whole_steps", 1))
 
     def take(self, lead: int, steps: int) -> Taken:
         self._order({"lead": lead, "steps": steps})
@@ -151,7 +151,8 @@ class Ranks:
         found = self._collect(EVALUATION_S)
         seconds, growths = [answer["evaluation"] for answer in found], [answer["memory"] for answer in found]
         # After the growth was read: a profiler takes memory of its own.
-        self._order({"lead": 0, "steps": self.whole_steps, "tensors": True})
+        # Of steps that belong together the last one is counted: it has the exchange.
+        self._order({"lead": self.whole_steps - 1, "steps": 1, "tensors": True})
         tensors = [answer["tensors"] for answer in self._collect(self._limit(self.whole_steps))]
         known = None not in growths
         return Look(

@@ -16,12 +16,6 @@ MOST_NAMED = 2
 Phases: TypeAlias = Mapping[str, float]
 
 
-def where(one: str, other: str, windows: Sequence[Window]) -> str:
-    """Which phase has the largest part of the difference, for each sample; empty where nobody knows the phases of one of them."""
-    both = phases(one, other, windows)
-    return told(*both) if both else ""
-
-
 def phases(one: str, other: str, windows: Sequence[Window]) -> tuple[Phases, Phases] | None:
     """Seconds of each phase for a sample on both sides, in the rounds that both took part in, and of the whole as `total`."""
     rounds: dict[tuple[int, int], dict[str, Window]] = {}
@@ -59,8 +53,6 @@ def by_cores(cores: int, others: int, phases: Phases) -> str:
 
 def beyond_share(more: int, fewer: int, slow: Phases, fast: Phases) -> str:
     """Where more cores are slower: what of a sample takes longer than their number lets expect. `slow`: the phases of those with more."""
-    if not slow or not fast:
-        return ""
     share = {name: slow[name] - fast.get(name, 0.0) * fewer / more for name in slow}
     beyond = sorted((name for name in share if name != "total" and share[name] > 0), key=share.__getitem__)[::-1]
     named = ", ".join(f"{name} {duration(share[name])}" for name in beyond[:MOST_NAMED])

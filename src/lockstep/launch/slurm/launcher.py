@@ -208,7 +208,7 @@ def _watch(run: Run, spec: Spec, job: str, watch: FolderWatch, progress: Progres
     """Until the job has ended. Progress comes from the run folder; Slurm is asked for what the folder cannot tell."""
     began, next_look, next_check = time.monotonic(), 0.0, 0.0
     queue, report = _Queue(job, began, silent=progress is None), Reporter(run, spec, progress)
-    watched = JobWatch(run, spec, job)
+    watched = JobWatch(run, spec, job, CHECK_S)
     while True:
         now = time.monotonic()
         if (problem := watch.problem()) is not None:
@@ -233,19 +233,20 @@ def _watch(run: Run, spec: Spec, job: str, watch: FolderWatch, progress: Progres
 class JobWatch:
     """One job from turn to turn: how it stands, whether it is over, and whether its ranks go on. For one run that is followed, and for a study's."""
 
-    def __init__(self, run: Run, spec: Spec, job: str) -> None:
-        self._run, self._spec, self._job = run, spec, job
+    def __init__(self, run: Run, spec: Spec, job: str, every_s: float = 0.0) -> None:
+        """`every_s`: how often its ranks are looked at."""
+        self._run, self._spec, self._job, self._every_s = run, spec, job, every_s
         self.state = JobState("PENDING")
         """As of the last time that Slurm was asked."""
         self._leaving_since: float | None = None
-        self._stall, self._hang = StallWatch(spec), HangWatch(run, spec)
+        self._look_anew()
 
     def ask(self) -> bool:
         """Ask Slurm how it stands. Whether it is over: ended, or for a long time about to be."""
         now, self.state = time.monotonic(), state(self._job)
         done = self._run.recorded_status()["state"] == "done"
         if self.state.name != "RUNNING":  # when it runs again, ranks of an earlier turn are not those that stand still
-            self._stall, self._hang = StallWatch(self._spec), HangWatch(self._run, self._spec)
+            self._look_anew()
         if self.state.name == "COMPLETING" or (self.state.name == "UNREACHABLE" and done):
             self._leaving_since = self._leaving_since or now
         else:  # it has had its turn, and waits for another one or is in it
@@ -253,6 +254,9 @@ class JobWatch:
         late = self._leaving_since is not None and now - self._leaving_since > LEAVE_S
         # A job that gives way is ending for as long as its ranks write their checkpoint.
         return self.state.ended or (late and (done or not self._spec.gives_way))
+
+    def _look_anew(self) -> None:
+        self._stall, self._hang = StallWatch(self._spec, self._every_s), HangWatch(self._run, self._spec)
 
     def check(self) -> None:
         """Raise Stalled where a rank gives no sign of life, or waiting cannot help."""

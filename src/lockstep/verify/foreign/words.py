@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -89,17 +90,24 @@ def _script(argv: Sequence[str]) -> int:
 
 
 def _place(argv: Sequence[str]) -> tuple[int, int] | None:
-    """Where the number of ranks stands: the word, and the character in it. The first such option is the launcher's: a program that is no
-    script in Python may have one of the same name."""
+    """Where the number of ranks stands: the word, and the character in it. What follows the program is its own, also where it is no script
+    in Python."""
     launcher = _launcher(argv)
     if launcher is None:
         return None
     options = OPTIONS[launcher[0]][0]
     for at in range(launcher[1], _script(argv)):
-        if at == launcher[1] and not argv[at].startswith("-"):
-            return None  # the program: what follows is its own
+        if _is_program(argv, at, launcher[1]):
+            return None
         if argv[at] in options and at + 1 < len(argv):
             return at + 1, 0
         if (match := re.match(r"(--?[\w-]+)=", argv[at])) and match[1] in options:
             return at, match.end()
     return None
+
+
+def _is_program(argv: Sequence[str], at: int, begin: int) -> bool:
+    """No option, and no value of one: whether an option has a value is not known, so what could be started is no value."""
+    word = argv[at]
+    follows_option = at > begin and argv[at - 1].startswith("-") and "=" not in argv[at - 1]
+    return not word.startswith("-") and (not follows_option or shutil.which(word) is not None)
