@@ -10,7 +10,7 @@ from lockstep.placement import changes_mathematics
 from lockstep.settings import dotted
 from lockstep.study.fairness import what_differs
 from lockstep.study.gather import Group
-from lockstep.turns.where import Phases, beyond_share, by_cores, phases, told
+from lockstep.turns.where import SAME, Phases, beyond_share, by_cores, phases, told
 from lockstep.units import counted
 
 # Epochs that differ by less than a hundredth are no reason.
@@ -64,7 +64,10 @@ def of_difference(ours: Side, theirs: Side, faster: bool, alike: bool, there: in
         return UNKNOWN
     if alike and more != fewer and faster == (ours.cores > theirs.cores):
         return by_cores(ours.cores, theirs.cores, ours.phases)
-    if not ours.phases or not theirs.phases or (ours.phases["total"] < theirs.phases["total"]) != faster:
+    if not ours.phases or not theirs.phases:
+        return ""
+    ratio = ours.phases["total"] / theirs.phases["total"]
+    if abs(ratio - 1) > SAME and (ratio < 1) != faster:
         return ""
     if alike and more != fewer:
         slow, fast = (theirs, ours) if faster else (ours, theirs)
