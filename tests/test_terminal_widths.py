@@ -93,7 +93,7 @@ for words in sys.argv[1:]:
     if words == "race":
         race = RaceFolder.find("a-race", None)
         draw(race_part(race.read(), race.windows(), "a-race"), console())
-        next_step(next_of_race(race.read()))
+        next_step(next_of_race(race.read(), race.windows()))
     else:
         call(words.split())
     print("@end", flush=True)

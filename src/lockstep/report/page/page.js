@@ -101,7 +101,8 @@ function sortable(table, filtered) {
   return element("div", { class: "table-block" },
     element("div", { class: "table-tools" }, filtered ? element("label", {}, "Filter ", element("input", { type: "search", placeholder: "words in a row", oninput: narrow })) : null, count,
       element("button", { type: "button", class: "tool", "aria-label": `Save ${table.title} as CSV`, onclick: () => save(`${table.id}.csv`, new Blob([csvOf(csv)], { type: "text/csv" })) }, "CSV")),
-    element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": table.title }, element("table", { class: "sortable" }, element("thead", {}, element("tr", {}, ...heads)), body)));
+    element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": table.title }, element("table", { class: "sortable" }, element("thead", {}, element("tr", {}, ...heads)), body)),
+    table.below ? element("p", { class: "says" }, table.below) : null);
 }
 
 function simpleTable(table) {
