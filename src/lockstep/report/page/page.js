@@ -9,6 +9,7 @@ const SECTIONS = {
   step: ["Where the time goes", "The parts of a step, and what is lost on the way to the ideal speed-up."],
   exchange: ["What an exchange costs", "Messages of any size, on every backend that was measured here."],
   timeline: ["Timeline", "A few steps, rank by rank."],
+  proof: ["Step by step", "What the ranks and the one process came to, and what rounding may do."],
 };
 const links = [];
 
