@@ -51,5 +51,6 @@ def _settings(context: click.Context) -> Iterator[Words]:
         lines = [shlex.split(f"{given['common'] or ''} {one}") for one in given["contenders"] if "$" not in one]
     else:
         lines = [list(given.get("words") or ())]
-    for line in lines:
+    for whole in lines:
+        line = whole[: whole.index("--")] if "--" in whole else whole
         yield [word for word in line if "=" in word and not word.startswith("-") and "…" not in word]
