@@ -72,7 +72,8 @@ HEAD = """# Benchmark figures
 Every comparison is made within a round; the figure is the median over rounds, with its 95 % interval.
 *Met* means that the whole interval reaches the target. The date of each section links to its result,
 with all contenders, notes and the machine. `docs/benchmark_figures.py` writes this page from
-`benchmarks/results/`; [benchmarks](benchmarks.md) explains how the figures are measured.
+`benchmarks/results/`; [benchmarks](benchmarks.md) explains how the figures are measured. Documents
+A to D are [four published course reports](published-recipes.md#the-four-documents).
 """
 
 

@@ -9,6 +9,7 @@ docs/studies/README.md               the claims of all of them, counted
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import sys
 import tempfile
@@ -63,6 +64,8 @@ FOOT = """
 | D | nodes x cores: time, accuracy | [topology](topology.md), [scaling](scaling.md); what it leaves open: [d-open-settings](d-open-settings.md) |
 | D | quantization-aware training; sizes, inference and memory of int8 | [quantization](quantization.md) |
 """
+# Where what a study is about speaks of one of them.
+LETTERED = re.compile(r"\b[Dd]ocuments? [A-D]\b|\b[A-D] had\b")
 DOCUMENTS = "(Documents A to D: [four published course reports](../published-recipes.md#the-four-documents).)"
 
 
@@ -154,7 +157,7 @@ def page(folder: StudyFolder, document: dict[str, Any]) -> str:
         "",
         *pictures(folder.name, [chart for id_, chart in charts.items() if id_.startswith(plots)]),
         str(document["about"]),
-        *([DOCUMENTS] if document["published"] else []),
+        *([DOCUMENTS] if document["published"] or LETTERED.search(document["about"]) else []),
     ]
     lines += ["", made, "", *cells_table(document), ""]
     lines += [f"- {text}" for text in measured(document, groups)]

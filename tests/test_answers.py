@@ -168,6 +168,10 @@ def test_reasons_and_the_next_command(study: Made) -> None:
     assert ranks.why == "2 cores instead of 1"
     subject = of_study(study.folder)
     assert next_step(subject, " --runs here") == "lockstep explain mine --runs here (why, cell by cell)"
+    subject.comparison["stability"]["starved"] = "you had 40% of your cores"
+    assert next_step(subject).startswith(starving.ADVICE), "a study of one's own: its command is not known"
+    subject.comparison["metrics"] = ["accuracy"]
+    assert next_step(subject).startswith("lockstep explain mine"), "what is learned does not depend on other work"
 
 
 def test_more_cores_that_are_slower_are_no_reason_by_themselves(tmp_path: Path) -> None:
@@ -194,6 +198,7 @@ def test_runs_made_once_settle_nothing_and_a_race_of_them_would(tmp_path: Path) 
     assert machine.why == starving.UNEQUAL
     assert doubted.why == reasons.UNKNOWN, "no phase is blamed"
     assert doubted.verdict == f"Beside other work: {said.verdict}"
+    assert next_step(subject, " --runs x") == f"lockstep race a b --runs x ({starving.AGAIN})"
 
 
 def test_a_run_alone_opens_with_what_it_came_to(tmp_path: Path) -> None:

@@ -93,6 +93,16 @@ def test_the_page_of_benchmark_figures_is_that_of_the_results() -> None:
             assert "\n".join(lines) in text.partition(mark)[2]
 
 
+def test_pages_that_name_a_document_by_its_letter_say_whose_it_is() -> None:
+    named = script("study_pages").LETTERED
+    pages = [
+        page for page in (*ROOT.glob("docs/*.md"), *ROOT.glob("docs/studies/*.md")) if named.search(page.read_text())
+    ]
+    there = {page.name for page in pages if "published-recipes.md" in page.read_text()}
+    assert {page.name for page in pages} - there <= {"published-recipes.md"}
+    assert {"d-open-settings.md", "workers.md", "benchmarks.md", "benchmark-figures.md"} <= there
+
+
 def test_the_page_of_benchmark_figures_says_of_every_goal_whether_it_was_met() -> None:
     """Also where that is no comparison of two contenders, but stands in the notes."""
     page, found = " ".join(figures().page().split()), 0

@@ -86,7 +86,7 @@ def test_the_phase_that_has_most_of_the_difference_is_named() -> None:
     windows = made_up({"ranks=1": 1.0, "ranks=2": 0.6}, jitter=0.0)
     text = " ".join(drawn(raced(windows, ["ranks=1", "ranks=2"]), windows).split())
     assert "a sample takes 6.00 ms instead of 10.0 ms; the largest part of that is backward, 3.00 ms instead" in text
-    assert next_step(raced(windows, ["ranks=1", "ranks=2"])) == "lockstep run data=embedded ranks=2"
+    assert next_step(raced(windows, ["ranks=1", "ranks=2"]), windows) == "lockstep run data=embedded ranks=2"
 
 
 def test_a_contender_that_failed_is_shown_with_the_reason() -> None:

@@ -13,10 +13,13 @@ import pytest
 
 import house
 from lockstep.inside.layout import LOGGED_FILE
+from lockstep.lab import pages as lab_pages
+from lockstep.lab.graded import Graded, Mark
 from lockstep.placement import Placement
 from lockstep.recipe import Recipe, Schedule
 from lockstep.report.document import of_parts, report
 from lockstep.report.html import page as page_of
+from lockstep.report.proof import proof_part
 from lockstep.report.race import race_part
 from lockstep.report.subject import of_runs, of_study
 from lockstep.report.tune import tune_part
@@ -25,11 +28,14 @@ from lockstep.run import Options, Run, append_line, write_atomic
 from lockstep.study.folder import StudyFolder
 from lockstep.study.unpack import unpack
 from lockstep.tune import Found, Otherwise
+from lockstep.verify.foreign.judge import OPEN, SAME, Judge
 from support import wait_for
 from test_dashboard_browser import Served
 from test_race_report import made_up, raced
 from test_report import ALONE, RECIPE, Folders, compared, fit_for, isolated
 from test_report_browser import Opened, measure
+from test_starving import starved_race
+from test_verify_foreign_judge import script
 
 pytestmark = pytest.mark.slow
 SCREEN, PHONE = 1400, 400
@@ -86,6 +92,32 @@ def a_race(folders: Folders) -> Report:
     return of_parts([race_part(raced(windows, ["ranks=1", "ranks=2 backend=shm"]), windows, "a-race")])
 
 
+def a_starved_race(folders: Folders) -> Report:
+    record, windows = starved_race()
+    return of_parts([race_part(record, windows, "a-race")])
+
+
+TORCHRUN = ["torchrun", "--nproc-per-node", "2", "a/folder/with/a/long/name/train_a_large_model.py", "--epochs", "3"]
+
+
+def a_proof(folders: Folders) -> Report:
+    many, one = script()
+    verdict = Judge(many, one, one).verdict()
+    assert verdict.verdict == SAME
+    return of_parts([proof_part(verdict, TORCHRUN, "train.py")])
+
+
+def a_proof_of_the_contrary(folders: Folders) -> Report:
+    many, one = script(steps=40, wrong=3, times=2.0)
+    return of_parts([proof_part(Judge(many, one, one).verdict(), TORCHRUN, "train.py")])
+
+
+def nothing_proven(folders: Folders) -> Report:
+    verdict = Judge(script()[0], None, None, "1 process: it ended with exit code 1").verdict()
+    assert verdict.verdict == OPEN
+    return of_parts([proof_part(verdict, TORCHRUN, "train.py")])
+
+
 def tuned(folders: Folders) -> Report:
     others = [Otherwise(factor="ranks", words="ranks=1 threads=2", ratio=1.4, low=1.3, high=1.5)]
     found = Found(
@@ -115,7 +147,20 @@ def a_study(name: str) -> Callable[[Folders], Report]:
 
 
 PAGES: dict[str, Callable[[Folders], Report]] = {
-    each.__name__: each for each in (a_run, made_once, a_prediction, a_failure, attached, a_race, tuned)
+    each.__name__: each
+    for each in (
+        a_run,
+        made_once,
+        a_prediction,
+        a_failure,
+        attached,
+        a_race,
+        a_starved_race,
+        a_proof,
+        a_proof_of_the_contrary,
+        nothing_proven,
+        tuned,
+    )
 } | {
     path.name.removesuffix(".study.zip"): a_study(path.name.removesuffix(".study.zip"))
     for path in sorted((house.ROOT / "docs/studies").glob("*.study.zip"))
@@ -173,6 +218,58 @@ def test_a_page_has_no_error_and_fits_screen_phone_and_paper(
         assert opened.page.locator("figure").count() == charts, "every chart of the document has a place on the page"
         looks_right(opened.page)
         assert opened.problems == []
+
+
+LONG = "devices-a-student-with-a-very-long-name-of-many-words-and-no-blank-in-it-at-all.lab.zip"
+GRADED = {
+    "right": Graded(
+        file="devices-ana.lab.zip",
+        student="Ana Li",
+        lab="devices",
+        title="More ranks on one machine",
+        marks=[
+            Mark("speedup", "right", 5, 5, ["1.62, and the records say 1.58"]),
+            Mark("essay", "by hand", 0, 10, ["Because each rank has a core of its own. " * 20]),
+        ],
+        tested={"one": True},
+    ),
+    "wrong": Graded(
+        file=f"a/folder/{LONG}",
+        student="A student <b>with</b> a name",
+        lab="devices",
+        title="More ranks on one machine",
+        marks=[
+            Mark(
+                "a-task-whose-name-has-thirty-chars",
+                "wrong",
+                0,
+                12.5,
+                [f"runs/20260101-120200-{LONG}/ranks/0000/steps.bin: edited"],
+            ),
+            Mark("two", "missing", 0, 20, ["no run of this task was handed in"]),
+            Mark("three", "not settled", 5, 5, ["the machine was too busy"]),
+        ],
+        flags=[f"its ledger is that of {LONG}", "it was made from another lab.toml than the one that grades it"],
+        notes=[f"runs/{LONG} is not of this lab"],
+        tested={"one": True, "two": False},
+    ),
+    "empty": Graded(file=LONG, student=LONG, lab="devices", flags=["no hand-in: it is no zip file"]),
+}
+
+
+@pytest.mark.parametrize("name", GRADED)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_students_page_has_no_error_and_fits_screen_phone_and_paper(
+    name: str, scheme: str, browser: Any, tmp_path: Path
+) -> None:
+    lab_pages.write([GRADED[name]], tmp_path)
+    (path,) = tmp_path.glob("*/page.html")
+    with Opened(browser, path, SCREEN, scheme, all_drawn=False) as opened:
+        assert opened.page.locator("tr").count() == 1 + len(GRADED[name].marks)
+        assert opened.page.locator("b").count() == 0, "names stay text"
+        looks_right(opened.page)
+        assert opened.problems == []
+        assert [url for url in opened.requests if url != path.as_uri()] == [], "it loads nothing"
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -9,9 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from lockstep.cli.commands import call
 from lockstep.explain import explain
@@ -21,11 +24,19 @@ from lockstep.machine import crowded, starving
 from lockstep.machine.cores import cores
 from lockstep.machine.cpu import children_seconds, seconds_of
 from lockstep.machine.starving import DOUBT
+from lockstep.metrics import METRICS, metric_of
 from lockstep.placement import Placement
 from lockstep.process import LINK
+from lockstep.report import cells, doubt
 from lockstep.report.answers import answers
+from lockstep.report.document import of_parts
+from lockstep.report.html import page
+from lockstep.report.inline import html
+from lockstep.report.latex import table_text
+from lockstep.report.markdown import markdown
 from lockstep.report.race import race_part
-from lockstep.report.subject import of_runs
+from lockstep.report.subject import of_runs, of_study
+from lockstep.report.terminal import draw
 from lockstep.run import Run
 from lockstep.shapes import Spent
 from lockstep.study import reasons
@@ -36,6 +47,7 @@ from lockstep.ways import BESIDE, FILE
 from support import Cli
 from test_explain import Folder, folder, rows, way, write_steps, write_ways
 from test_race_report import made_up, raced
+from test_study_turns import Made
 
 __all__ = ["folder"]
 SPIN = "while True: pass"
@@ -201,6 +213,48 @@ def test_no_phase_is_blamed_for_what_other_work_did() -> None:
     answer = race_part(record, windows, "a-race").headlines[-1]
     assert answer.verdict.startswith("Beside other work: 2 ranks take 1.60 times as long")
     assert answer.why == reasons.UNKNOWN
+
+
+def test_every_view_of_a_starved_race_marks_what_it_settled_and_says_once_what_the_mark_means() -> None:
+    record, windows = starved_race()
+    part = race_part(record, windows, "a-race")
+    out = Console(file=io.StringIO(), width=120, record=True)
+    draw(part, out)
+    told = of_parts([part])
+    views = {
+        "terminal": out.export_text(),
+        "markdown": markdown(told).replace("\\", ""),
+        "notebook": html(part),
+        "paper": table_text(part.table, "race").replace("{*}", "*") if part.table else "",
+        "page": page(told),
+    }
+    for name, text in views.items():
+        assert "slower*" in text, name
+        assert text.count(doubt.NOTE) == 1, name
+    assert part.headlines[-1].next == (
+        f"lockstep race ranks=1 ranks=2 --all data=embedded --budget 60s --until 2% ({starving.AGAIN})"
+    )
+    quiet = made_up({"ranks=1": 1.0, "ranks=2": 1.6})
+    assert doubt.MARK not in markdown(of_parts([race_part(record, quiet, "a-race")])).replace("**", "")
+
+
+def test_a_starved_study_marks_times_and_not_what_was_learned(tmp_path: Path) -> None:
+    made = Made(tmp_path, cells={"one": {"ranks": 1}, "two": {"ranks": 2}}, repeats=5)
+    made.race({"one": 100.0, "two": 60.0})
+    subject = of_study(made.folder)
+    plain = cells.table(subject)
+    subject.comparison["stability"]["starved"] = "you had 40% of your cores"
+    found = cells.table(subject)
+    assert plain
+    assert found
+    assert (plain.below, found.below) == ("", doubt.NOTE)
+    titles = {metric_of(name).title(subject.comparison["target_accuracy"]): metric_of(name) for name in METRICS}
+    for column, before, after in zip(found.columns, plain.rows[1], found.rows[1], strict=True):
+        marked = [text for text in (after.text, *after.notes) if text.endswith(doubt.MARK)]
+        timed = column in ("speed-up", "efficiency") or (column in titles and titles[column].timed)
+        assert bool(marked) is timed, column
+        assert [text.removesuffix(doubt.MARK) for text in (after.text, *after.notes)] == [before.text, *before.notes]
+    assert found.rows[0] == plain.rows[0], "the baseline is compared with nothing"
 
 
 def test_foreign_programs_on_a_busy_machine_are_said_to_be_that() -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from command_lines import next_ones, refused
 from lockstep.cli.commands import COMMANDS as LOCKSTEP
 from lockstep.cli.commands import call
 from lockstep.recipe import Optimizer, Recipe
@@ -92,7 +93,7 @@ for words in sys.argv[1:]:
     if words == "race":
         race = RaceFolder.find("a-race", None)
         draw(race_part(race.read(), race.windows(), "a-race"), console())
-        next_step(next_of_race(race.read()))
+        next_step(next_of_race(race.read(), race.windows()))
     else:
         call(words.split())
     print("@end", flush=True)
@@ -166,7 +167,16 @@ def test_what_to_type_next_comes_last(
     monkeypatch.setenv("LOCKSTEP_RUNS", str(cli.runs))
     monkeypatch.chdir(cli.folder)
     assert call(shlex.split(command)) == 0
-    assert capsys.readouterr().err.splitlines()[-1].removeprefix("next:").strip() == next_
+    said = capsys.readouterr().err
+    assert said.splitlines()[-1].removeprefix("next:").strip() == next_
+    assert not [why for line in next_ones(said) if (why := refused(line))]
+
+
+def test_what_to_type_next_is_accepted(cli: Cli, unfolded: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(cli.folder)
+    found = {name: next_ones(unfolded[name]) for name in (*COMMANDS, PLAN)}
+    assert {name: why for name, lines in found.items() for line in lines if (why := refused(line))} == {}
+    assert sum(map(bool, found.values())) > len(COMMANDS) / 2, "most end with commands of ours"
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from lockstep.report.document import of_parts
-from lockstep.report.html import page
+from lockstep.report.html import page, page_file
 from lockstep.report.proof import proof_part
 from lockstep.report.views import Lines
 from lockstep.verify.foreign.judge import DIFFERENT, OPEN, SAME, Judge
@@ -258,6 +258,7 @@ def test_the_page_has_every_step_with_what_is_allowed() -> None:
     loss, differences = part.charts
     assert isinstance(loss, Lines)
     assert isinstance(differences, Lines)
+    assert all(f"\n  {chart.section}: [" in page_file("page.js") for chart in part.charts), "the page has their section"
     assert [len(series.x) for series in loss.series] == [4, 4]
     assert loss.series[1].low[0] == pytest.approx(1.0 - 1e-4)
     drawn = {series.name: dict(zip(series.x, series.y, strict=True)) for series in differences.series}

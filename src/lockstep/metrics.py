@@ -47,6 +47,11 @@ class Figure:
         return self.kind in ("accuracy", "loss", "measure")
 
     @property
+    def timed(self) -> bool:
+        """Whether it comes from a clock, so that other work on the machine changes it."""
+        return self.kind == "rate" or self.unit == "seconds"
+
+    @property
     def of_placement(self) -> bool:
         """Times, rates and sizes belong to the placement, what is learned to the recipe. A time to an accuracy belongs to both."""
         return not self.learned and "{target}" not in self.label

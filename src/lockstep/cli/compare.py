@@ -66,4 +66,5 @@ def print_comparison(subject: Subject, runs: Path | None, plot: bool = False) ->
     from lockstep.report.document import part
 
     terminal.draw(part(subject, (curves, speed, steps) if plot else (), details=False), console(), plot)
-    next_step(answers.next_step(subject, place(runs), page=True))
+    told = answers.next_step(subject, place(runs), page=True)
+    next_step(told, words=not told.startswith("lockstep "))

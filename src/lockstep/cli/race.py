@@ -83,8 +83,7 @@ def command(
         write_atomically(folder.path / "report.html", page(of_parts([part])).encode())
         note(f"page: {folder.path / 'report.html'}")
         if record.ratios:
-            told = report.next_step(record)
-            next_step(told + (place(runs) if told.startswith("lockstep ") else ""))
+            next_step(report.next_step(record, folder.windows(), place(runs)))
     if not record.ratios:
         raise RunFailed(f"race: {report.lost(record)}; what was measured is in {folder.path}")
     if fail_if_slower and record.failures:

@@ -15,7 +15,9 @@ from lockstep.lab.graded import Graded, Mark
 from lockstep.text import file_part, listed
 
 STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; color: #1b1f24; background: #fff }
+body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; color: #1b1f24; background: #fff;
+  overflow-wrap: anywhere }
+th, td:nth-child(2) { overflow-wrap: normal }
 table { border-collapse: collapse; width: 100% } th, td { text-align: left; vertical-align: top; padding: .4rem .6rem; border-bottom: 1px solid #d0d7de }
 td:nth-child(3) { white-space: nowrap; text-align: right } p.flag { border-left: .3rem solid #cf222e; padding-left: .6rem }
 .right { color: #116329 } .wrong, .missing { color: #a40e26 } .hand, .open { color: #7d4e00 } pre { white-space: pre-wrap; font: inherit; margin: 0 }

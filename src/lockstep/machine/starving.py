@@ -26,6 +26,8 @@ DOUBT = "not to be trusted: the machine was starved"
 """The same words wherever something is said of times that were measured on a starved machine."""
 UNEQUAL = f"times are {DOUBT}; threads that wait for each other lose more by it than one that waits for nobody"
 ADVICE = "end the other work ('top' shows it), and run it again"
+AGAIN = "again, when the other work has ended: 'top' shows it"
+"""The same beside a command that does it."""
 
 
 def had(spent: Spent | None) -> float | None:

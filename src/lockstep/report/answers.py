@@ -30,6 +30,8 @@ WORTH = 0.05
 # More sentences than this are a table.
 MOST = 12
 SPEED = ("images_per_second", "seconds")
+# Where a study that was starved is made anew.
+ANEW = "runs-anew"
 MEMORY = ("memory", "memory_of_a_rank", "tensor_memory")
 NOUNS = {"accuracy": "accuracy", "memory": "memory", "memory_of_a_rank": "memory per rank"}
 
@@ -336,6 +338,8 @@ def _why_once(told: list[Said]) -> list[Said]:
 def next_step(subject: Subject, where: str = "", page: bool = False) -> str:
     """What to type now. `where`: words that say where the runs are, if not in the usual folder. `page`: a page is worth a word too."""
     document = subject.comparison
+    if _to_repeat(subject):
+        return _again(subject, where)
     if subject.kind == "run":
         return f"lockstep explain {subject.runs[0].id}{where} (where its time goes)"
     open_ = {
@@ -351,6 +355,29 @@ def next_step(subject: Subject, where: str = "", page: bool = False) -> str:
     if open_ & {*SPEED} and 1 < len(ids) <= FEW and not own:
         return f"lockstep race {' '.join(ids)}{where} (settles which is faster, in a minute)"
     return f"lockstep explain {ids[-1]}{where} (where its time goes)" if ids else ""
+
+
+def _to_repeat(subject: Subject) -> bool:
+    """Whether other work had the machine, and times are part of what was asked."""
+    if subject.kind == "run":
+        had = subject.runs[0].cores_had
+        return had is not None and starving.starved(had)
+    document = subject.comparison
+    return bool(document["stability"].get("starved")) and any(metric_of(metric).timed for metric in document["metrics"])
+
+
+def _again(subject: Subject, where: str) -> str:
+    """What repeats the comparison. A study keeps what it has measured, so it is made anew in another folder."""
+    if subject.study:
+        study = subject.study.read().study
+        words = study_words(subject.study.name, study.name, study.repeats)
+        if words:
+            return f"{' '.join(words)} --runs {ANEW} ({starving.AGAIN})"
+        return f"{starving.ADVICE}, with --runs and a new folder: a study keeps what it has measured"
+    ids = [group.done[0].run.id for group in subject.groups if group.done]
+    if 1 < len(ids) <= FEW and not any(group.spec.options.own_loop for group in subject.groups if group.done):
+        return f"lockstep race {' '.join(ids)}{where} ({starving.AGAIN})"
+    return starving.ADVICE
 
 
 def _next_of_study(subject: Subject, document: Document, open_: set[str], where: str, page: bool) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lockstep.metrics import metric_of
+from lockstep.report import doubt
 from lockstep.report.subject import Subject
 from lockstep.report.views import Cell, Claim, Published, Table
 from lockstep.units import text
@@ -25,7 +26,8 @@ def table(subject: Subject) -> Table | None:
     speeds = ["speed-up"] if not all(metric_of(metric).learned for metric in metrics) else []
     speeds += ["efficiency"] if speeds and any(cell.get("efficiency") is not None for cell in document["cells"]) else []
     columns = ["cell", "runs", *labels, *speeds, *published]
-    rows = [_row(cell, metrics, speeds, sources) for cell in document["cells"]]
+    starved = bool(document["stability"].get("starved"))
+    rows = [_row(cell, metrics, speeds, sources, starved) for cell in document["cells"]]
     first, last = 2, 2 + len(metrics)
     beyond = last + len(speeds)
     # The rate says what the time says.
@@ -39,6 +41,7 @@ def table(subject: Subject) -> Table | None:
         right=list(range(1, beyond)),
         spare=[*range(beyond, len(columns)), *range(last + 1, beyond), *rate, 1, *range(last, beyond)[:1]],
         bars=list(range(first, last))[:MOST_BARS],
+        below=doubt.note(rows, starved),
     )
 
 
@@ -71,13 +74,14 @@ def _says(document: Document) -> str:
 def effects(subject: Subject) -> Table | None:
     """Of a factorial study: what each factor does, and how factors change each other's effect."""
     found = subject.comparison.get("effects") or []
+    starved = bool(subject.comparison["stability"].get("starved"))
     rows = [
         [
             Cell(metric_of(one["metric"]).title(subject.comparison["target_accuracy"])),
             Cell(one["factor"]),
             Cell(one["level"]),
             Cell(one["text"], one["effect"]),
-            Cell(one["verdict"], faint=one["verdict"] == "not settled"),
+            Cell(_of_times(one["metric"], one["verdict"], starved), faint=one["verdict"] == "not settled"),
         ]
         for one in found
     ]
@@ -92,32 +96,34 @@ def effects(subject: Subject) -> Table | None:
         rows=rows,
         right=[3],
         spare=[],
+        below=doubt.note(rows, starved),
     )
 
 
-def _row(cell: Document, metrics: list[str], speeds: list[str], sources: list[Document]) -> list[Cell]:
+def _row(cell: Document, metrics: list[str], speeds: list[str], sources: list[Document], starved: bool) -> list[Cell]:
     trouble = ["left out"] if cell["left_out"] else [f"{len(cell['failed'])} failed"] if cell["failed"] else []
     head = Cell(text=cell["cell"], notes=trouble)
     counts = Cell(text=f"{cell['done']}/{cell['planned']}", value=cell["done"])
     speed, efficiency = cell.get("speed_up"), cell.get("efficiency")
+    compared = starved and any(column.get("against_baseline") for column in cell["metrics"].values())
     by_speed = [
-        Cell(text=text(speed, "times"), value=speed),
-        Cell(text="–" if efficiency is None else f"{efficiency:.0%}", value=efficiency),
+        Cell(text=doubt.doubted(text(speed, "times"), compared), value=speed),
+        Cell(text="–" if efficiency is None else doubt.doubted(f"{efficiency:.0%}", compared), value=efficiency),
     ][: len(speeds)]
     return [
         head,
         counts,
-        *(_figure(metric, cell["metrics"].get(metric)) for metric in metrics),
+        *(_figure(metric, cell["metrics"].get(metric), starved) for metric in metrics),
         *by_speed,
         *(Cell(text=source["figures"].get(cell["cell"], "")) for source in sources),
     ]
 
 
-def _figure(metric: str, column: Document | None) -> Cell:
+def _figure(metric: str, column: Document | None, starved: bool) -> Cell:
     if not column or not column["n"]:
         return Cell(text="–")
     against = column.get("against_baseline")
-    compared = [effect(metric, against), verdict(against)] if against else ["baseline"]
+    compared = [effect(metric, against), _of_times(metric, verdict(against), starved)] if against else ["baseline"]
     missed = f"reached in {column['n'] - column['missed']} of {column['n']} runs" if column["missed"] else ""
     return Cell(
         text=metric_of(metric).text(column["median"], column["low"], column["high"], column["n"]),
@@ -125,6 +131,11 @@ def _figure(metric: str, column: Document | None) -> Cell:
         notes=[note for note in (missed, *compared) if note],
         faint=against is not None and against["verdict"] in ("not significant", "too few", "the same"),
     )
+
+
+def _of_times(metric: str, verdict: str, starved: bool) -> str:
+    """What was learned and what was needed do not depend on who else had the machine."""
+    return doubt.doubted(verdict, starved and metric_of(metric).timed)
 
 
 def verdict(against: Document) -> str:

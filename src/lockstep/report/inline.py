@@ -87,7 +87,7 @@ def _table(table: Table) -> str:
     for row in table.rows:
         cells = ["<br>".join(_text(line) for line in (cell.text, *cell.notes)) for cell in row]
         body.append([f"<td{_align(table, place)}>{cell}</td>" for place, cell in enumerate(cells)])
-    return _rows([heads, *body])
+    return _rows([heads, *body]) + (f"<p>{_text(table.below)}</p>" if table.below else "")
 
 
 def _align(table: Table, place: int) -> str:

@@ -179,7 +179,8 @@ def _figure(chart: AnyChart, file: str) -> str:
 def table_text(table: Table, label: str) -> str:
     """A table as a file to \\input. It needs the packages booktabs, color, graphicx and longtable."""
     columns = "".join("r" if place in table.right else "l" for place in range(len(table.columns)))
-    caption = rf"\caption{{{escaped(f'{table.title}. {table.says}')}}}\label{{tab:{label}}}"
+    said = f"{table.title}. {table.says}" + (f" {table.below}" if table.below else "")
+    caption = rf"\caption{{{escaped(said)}}}\label{{tab:{label}}}"
     head = _row([escaped(name) for name in table.columns])
     rows = [_row([_cell(cell, place in table.right) for place, cell in enumerate(row)]) for row in table.rows]
     note = "% A table of Lockstep's report: \\usepackage[T1]{fontenc} and \\usepackage{booktabs,color,graphicx,longtable}, then \\input this file."

@@ -79,7 +79,8 @@ def _said(said: Said) -> Iterable[str]:
 def table_lines(table: Table) -> list[str]:
     ruler = ["---:" if place in table.right else "---" for place in range(len(table.columns))]
     rows = [[_cell(cell) for cell in row] for row in table.rows]
-    return [_row([plain(name) for name in table.columns]), _row(ruler), *(_row(row) for row in rows)]
+    below = ["", plain(table.below)] if table.below else []
+    return [_row([plain(name) for name in table.columns]), _row(ruler), *(_row(row) for row in rows), *below]
 
 
 def _row(cells: Sequence[str]) -> str:

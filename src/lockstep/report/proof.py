@@ -106,7 +106,7 @@ def _losses(verdict: Verdict, marks: list[Mark]) -> list[AnyChart]:
         )
         series.append(Series("one process", "c1", steps, shorts(one), low, high, dash=True))
     says = "The loss of every step, over all samples of it. The band around the one process is what rounding does to this very script, six times."
-    return [Lines("loss", "Steps", "Loss", says, Axis("step"), Axis("loss"), series, marks)]
+    return [Lines("loss", "proof", "Loss", says, Axis("step"), Axis("loss"), series, marks)]
 
 
 def _differences(verdict: Verdict, marks: list[Mark]) -> list[AnyChart]:
@@ -128,7 +128,7 @@ def _differences(verdict: Verdict, marks: list[Mark]) -> list[AnyChart]:
     return [
         Lines(
             "differences",
-            "Steps",
+            "proof",
             "Differences",
             says,
             Axis("step"),

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from lockstep import units
 from lockstep.machine import starving
+from lockstep.report import doubt
 from lockstep.report.alone import ANSWER
 from lockstep.report.answers import Difference, Way, sentence
 from lockstep.report.spoken import names
@@ -70,17 +71,19 @@ def _again(record: Record, seconds: float) -> str:
 
 def table(record: Record, windows: Sequence[Window]) -> Table:
     ratios = {ratio.contender: ratio for ratio in record.ratios}
+    starved = bool(disturbed(windows))
     rows = [
-        _row(entry.name, ratios.get(entry.name), record, [w for w in windows if w.contender == entry.name])
+        _row(entry.name, ratios.get(entry.name), record, [w for w in windows if w.contender == entry.name], starved)
         for entry in record.entries
     ]
     what = "lines" if any(entry.command and not entry.images for entry in record.entries) else "samples"
     says = f"speed: {what} per second as a multiple of the first contender's, from ratios within rounds; the interval is over its starts, of which there are n."
     columns = [column.replace("samples", what) for column in COLUMNS]
-    return Table("race", "Contenders", says, columns, rows, right=RIGHT, spare=SPARE)
+    below = doubt.note(rows, starved)
+    return Table("race", "Contenders", says, columns, rows, right=RIGHT, spare=SPARE, below=below)
 
 
-def _row(name: str, ratio: Ratio | None, record: Record, mine: Sequence[Window]) -> list[Cell]:
+def _row(name: str, ratio: Ratio | None, record: Record, mine: Sequence[Window], starved: bool) -> list[Cell]:
     if reason := record.failures.get(name):
         return [Cell(name), Cell("failed", notes=[reason]), *[Cell("–")] * 5]
     if not mine:
@@ -93,7 +96,7 @@ def _row(name: str, ratio: Ratio | None, record: Record, mine: Sequence[Window])
     starts = len({window.start for window in mine})
     return [
         Cell(name),
-        Cell(verdict, faint=verdict in ("not settled", "baseline")),
+        Cell(doubt.doubted(verdict, starved), faint=verdict in ("not settled", "baseline")),
         Cell("1" if first else speed(ratio)),
         Cell(f"{1 / cost:,.0f}", 1 / cost),
         Cell(units.duration(step), step),
@@ -134,7 +137,7 @@ def answers(record: Record, windows: Sequence[Window]) -> list[Said]:
             Said(ANSWER, beside + text, _why(ratio, record, windows) if ratio.verdict in ("faster", "slower") else "")
         )
     if ratios:
-        found[-1] = replace(found[-1], next=next_step(record))
+        found[-1] = replace(found[-1], next=next_step(record, windows))
     else:
         found.append(Said(ANSWER, "nothing could be compared"))
     return found + [Said("failed", f"{name} failed", why) for name, why in record.failures.items()]
@@ -170,13 +173,16 @@ def _difference(ratio: Ratio) -> Difference:
     return Difference("speed", "rate", way, ratio.effect, ratio.low, ratio.high, ratio.n, "start").inverse()
 
 
-def next_step(record: Record) -> str:
-    """More time for what is open, else on with the fastest."""
+def next_step(record: Record, windows: Sequence[Window], where: str = "") -> str:
+    """The same again where other work had the machine, more time for what is open, else on with the fastest. `where`: words for the runs' folder."""
     ratios = [ratio for ratio in record.ratios if ratio.effect is not None]
+    if disturbed(windows):
+        return f"{_again(record, record.budget.seconds)}{where} ({starving.AGAIN})"
     if any(ratio.verdict == "not settled" for ratio in ratios):
-        return _again(record, 4 * record.budget.seconds)
+        return f"{_again(record, 4 * record.budget.seconds)}{where}"
     best = min(ratios, key=lambda ratio: ratio.effect or 1.0)
-    return _next(best.contender if best.verdict == "faster" else record.entries[0].name, record)
+    told = _next(best.contender if best.verdict == "faster" else record.entries[0].name, record)
+    return f"{told}{where}" if told.startswith("lockstep ") else told
 
 
 def disturbed(windows: Sequence[Window]) -> list[Said]:

@@ -232,12 +232,15 @@ def print_records(
 def draw_table(table: Table, out: Console) -> None:
     """A table of the document."""
     print_table(table.columns, _items(table), table.right, table.spare, out)
+    if table.below:
+        _paragraph(out, table.below, "dim")
 
 
 def table_text(table: Table, out: Console) -> Text:
     """A table of the document as a text that fits, for whoever draws it again and again."""
     grid = Grid(table.columns, _items(table), table.right)
-    return grid.drawn(grid.fit(out.width, table.spare)[0])
+    text = grid.drawn(grid.fit(out.width, table.spare)[0])
+    return text.append(f"\n{table.below}") if table.below else text
 
 
 def _items(table: Table) -> list[list[Item]]:

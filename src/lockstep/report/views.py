@@ -197,6 +197,8 @@ class Table(View, frozen=True):
     """Columns that a narrow view does without, the most spare first."""
     bars: list[int] = []
     """Columns that are worth a bar."""
+    below: str = ""
+    """What a mark in its cells means."""
 
 
 class Said(View, frozen=True):

@@ -9,6 +9,7 @@ const SECTIONS = {
   step: ["Where the time goes", "The parts of a step, and what is lost on the way to the ideal speed-up."],
   exchange: ["What an exchange costs", "Messages of any size, on every backend that was measured here."],
   timeline: ["Timeline", "A few steps, rank by rank."],
+  proof: ["Step by step", "What the ranks and the one process came to, and what rounding may do."],
 };
 const links = [];
 
@@ -101,7 +102,8 @@ function sortable(table, filtered) {
   return element("div", { class: "table-block" },
     element("div", { class: "table-tools" }, filtered ? element("label", {}, "Filter ", element("input", { type: "search", placeholder: "words in a row", oninput: narrow })) : null, count,
       element("button", { type: "button", class: "tool", "aria-label": `Save ${table.title} as CSV`, onclick: () => save(`${table.id}.csv`, new Blob([csvOf(csv)], { type: "text/csv" })) }, "CSV")),
-    element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": table.title }, element("table", { class: "sortable" }, element("thead", {}, element("tr", {}, ...heads)), body)));
+    element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": table.title }, element("table", { class: "sortable" }, element("thead", {}, element("tr", {}, ...heads)), body)),
+    table.below ? element("p", { class: "says" }, table.below) : null);
 }
 
 function simpleTable(table) {
