@@ -301,7 +301,15 @@ def test_very_different_runs_have_names_of_their_own(tmp_path: Path, tags: tuple
     """Cells are found by their names: two that are called alike would have each other's figures."""
     folders = Folders(tmp_path)
     other = msgspec.structs.replace(
-        RECIPE, data="mnist", global_batch=12, epochs=7, compile=True, fused=False, loss="mse", normalize="none", precision="bf16"
+        RECIPE,
+        data="mnist",
+        global_batch=12,
+        epochs=7,
+        compile=True,
+        fused=False,
+        loss="mse",
+        normalize="none",
+        precision="bf16",
     )
     runs = [folders.run("a", placement=ALONE), folders.run("b", other, msgspec.structs.replace(BOTH, timeout_s=9.0))]
     for run, tag in zip(runs, tags, strict=True):
