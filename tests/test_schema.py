@@ -76,3 +76,26 @@ def test_every_key_is_there_and_says_what_it_is_where_the_source_does(cli: Cli) 
         found = definitions[owner[table]["$ref"].rpartition("/")[2]]["properties"][inner] if dot else owner[table]
         assert found, key
     assert top["lr_batch"]["description"] == "The global batch that `optimizer.lr` was meant for."
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"), [(("recipes", "published/d-mnist"), "recipe"), (("study", "copy", "batch-size"), "study")]
+)
+def test_a_file_of_ones_own_has_its_schema_beside_it(cli: Cli, words: tuple[str, ...], kind: str) -> None:
+    (cli.folder / "new").mkdir()
+    made = cli(*words, "-o", "new/mine.toml")
+    assert made.returncode == 0, made.stderr
+    text = (cli.folder / "new/mine.toml").read_text()
+    assert text.startswith(f"#:schema ./{kind}.schema.json\n")
+    assert problems(json.loads((cli.folder / f"new/{kind}.schema.json").read_text()), text) == []
+    assert "is there already" in cli.error(*words, "-o", "new/mine.toml", code=2)
+    assert (cli.folder / "new/mine.toml").read_text() == text
+    planned = cli(*made.stderr.split("next: lockstep ")[1].partition(" (")[0].split(), "data=embedded")
+    assert planned.returncode == 0, planned.stderr
+
+
+def test_what_cannot_be_copied_is_one_line(cli: Cli) -> None:
+    assert "did you mean 'batch-size'" in cli.error("study", "copy", "batchsize", "-o", "mine.toml", code=2)
+    assert "there is no folder" in cli.error("study", "copy", "batch-size", "-o", "no/mine.toml", code=2)
+    assert "name one" in cli.error("recipes", "-o", "mine.toml", code=2)
+    assert not (cli.folder / "mine.toml").exists()

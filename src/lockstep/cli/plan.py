@@ -87,7 +87,7 @@ def show_plan(words: tuple[str, ...], folder: Path, spec: Any, as_json: bool) ->
             }
         )
         return
-    click.echo(NAMED)
+    click.echo(NAMED["recipe"])
     _comment("resolved recipe and placement; save it as a .toml file to run it again")
     click.echo(as_toml(spec.recipe, spec.placement))
     _comment(spec.plan.line())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
@@ -10,7 +12,8 @@ import msgspec
 
 from lockstep.cli.options import json_option
 from lockstep.cli.output import next_step, note, print_json, print_table
-from lockstep.cli.schema import NAMED
+from lockstep.cli.schema import named, write_own
+from lockstep.errors import InputError
 from lockstep.recipes import REPORTS, Published, find, published
 
 EPILOG = """\b
@@ -18,7 +21,8 @@ Examples:
   lockstep recipes
   lockstep recipes published/d-mnist
   lockstep run published/d-mnist epochs=1
-  lockstep recipes published/d-mnist > mine.toml
+  lockstep recipes published/d-mnist -o mine.toml
+      a file of your own, whose keys your editor completes
 """
 
 
@@ -29,15 +33,27 @@ def complete_name(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 @click.command("recipes", epilog=EPILOG)
 @click.argument("name", required=False, shell_complete=complete_name)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Write it to this file, and its JSON Schema beside it, for editors.",
+)
 @json_option
-def command(name: str | None, as_json: bool) -> None:
-    """List the published recipes, or print one of them."""
+def command(name: str | None, output: Path | None, as_json: bool) -> None:
+    """List the published recipes, print one of them, or make it a file of your own."""
+    if output is not None and name is None:
+        raise InputError("-o: says where to write a recipe: name one, for example published/d-mnist")
     if name is not None:
         recipe = find(name)
+        if output is not None:
+            write_own(output, "recipe", recipe.text())
         if as_json:
             print_json(_document(recipe))
+        elif output is not None:
+            next_step(f"lockstep run {shlex.quote(str(output))} --dry-run (what it comes to here)")
         else:
-            click.echo(f"{NAMED}\n{recipe.text()}", nl=False)
+            click.echo(named("recipe", recipe.text()), nl=False)
             next_step(f"lockstep run {recipe.name} --dry-run (what it comes to here)")
         return
     found = published()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lockstep.cli.copying import copy
 from lockstep.cli.options import Group, complete_key, data_root_option, json_option, plot_option, runs_option, whole
 from lockstep.cli.output import console, next_step, note, place, print_json, print_records, print_table
 from lockstep.cli.packing import pack, unpack
@@ -31,6 +32,7 @@ Examples:
   lockstep study run launchers data=embedded --repeats 10
   lockstep study run published                  all published experiments, overnight
   lockstep study show batch-size
+  lockstep study copy batch-size -o mine.toml    a file of your own, to change it
   lockstep study pack batch-size                 one file, to read elsewhere
 
 A study that was stopped or killed goes on where it was with the same command.
@@ -312,5 +314,6 @@ def _watcher(quiet: bool) -> Any:
     return Watcher() if quiet else Shown()
 
 
+command.add_command(copy)
 command.add_command(pack)
 command.add_command(unpack)

@@ -25,6 +25,14 @@ def published() -> list[str]:
     return [name for name in names() if name not in OTHER]
 
 
+def text(name: str) -> str:
+    """The file of a built-in study."""
+    if name not in names():
+        hint = nearest(name, names(), f"there are {', '.join(names())}")
+        raise InputError(f"no built-in study '{name}': {hint}")
+    return (HERE / f"{name}.toml").read_text(encoding="utf-8")
+
+
 def find(name: str) -> list[Study]:
     """A study file, a built-in study, or all published ones."""
     if name == ALL:
