@@ -129,6 +129,7 @@ def cli() -> None:
 
 def start(words: Sequence[str]) -> int:
     """The whole life of the process: returns the exit code."""
+    _open_closed()
     # A terminal or pipe that cannot show a character gets its escape, not an error.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -136,9 +137,15 @@ def start(words: Sequence[str]) -> int:
     code = call(words)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done: nothing is left to stop
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:  # closed by whoever started us
-            _let_go(stream)
+        _let_go(stream)
     return code
+
+
+def _open_closed() -> None:
+    """A stream that was closed by whoever started us is None: what is printed to it is dropped, and nobody has to ask."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115
 
 
 def _let_go(stream: TextIO) -> None:

@@ -62,7 +62,7 @@ def note(text: str, whole: bool = False) -> None:
 
     with suppress(OSError):  # nobody looks on any more, and that ends nothing
         lines = printable(text).split("\n")
-        if sys.stderr and sys.stderr.isatty() and not whole:
+        if sys.stderr.isatty() and not whole:
             width = shutil.get_terminal_size().columns
             lines = [
                 part for line in lines for part in ([line] if _width(line) <= width else _fold(_words(line), width))
